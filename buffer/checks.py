@@ -42,10 +42,10 @@ class AnswerLimits:
             return most
         return self._most if self.longest else math.inf
 
-    def allows_progress(self, entry: Entry, tokens: int) -> bool:
-        """Can a lease of this group have made so many tokens?"""
-        contexts = entry.launch * (MOST_CONTEXTS if not self.one_prompt else MOST_REDRAWN)
-        return tokens <= contexts * self.of(entry.row, tokens / contexts)
+    def allows_progress(self, row: int, samples: int, tokens: int) -> bool:
+        """Can so many samples of a row have so many tokens?"""
+        contexts = samples * (MOST_CONTEXTS if not self.one_prompt else MOST_REDRAWN)
+        return tokens <= contexts * self.of(row, tokens / contexts)
 
     def check(self, head: Head, payload: Frame, row: int, positions: int | None) -> None:
         """Raises WireError for a prompt or an answer that is longer than its limit, or prompts that differ."""
@@ -133,9 +133,14 @@ def check_hand_back(
 
 
 def checked_answer(
-    message: messages.Evaluated, payloads: Payloads, model: messages.Model | None, digests: Mapping[int, str]
+    message: messages.Evaluated,
+    payloads: Payloads,
+    model: messages.Model | None,
+    digests: Mapping[int, str],
+    limits: AnswerLimits,
+    place: int,
 ) -> tuple[Head, Frame] | None:
-    """The sample of a held-out result, if the message has one. Raises WireError."""
+    """The sample of a held-out result, if the message has one. `limits`: of places. Raises WireError."""
     if not {message.oldest, message.newest} <= digests.keys() or message.oldest > message.newest:
         raise WireError(f"no versions {message.oldest} to {message.newest} were published")
     if message.answer is None:
@@ -151,7 +156,7 @@ def checked_answer(
     ]:  # fmt: skip
         raise WireError("a held-out result must be that of its answer")
     check_payload(head, payload, model)
-    AnswerLimits().check(head, payload, 0, model.positions if model else None)
+    limits.check(head, payload, place, model.positions if model else None)
     return head, payload
 
 

@@ -14,9 +14,10 @@ its bench.
 import logging
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 from areal_like.wire import messages
-from buffer.checks import FailedGroups
+from buffer.checks import AnswerLimits, FailedGroups
 from buffer.entries import Entry
 from buffer.evaluation import Evaluation
 from buffer.gauges import Gauges
@@ -46,6 +47,15 @@ class Deadlines:
             entry.tokens, entry.grew_at = tokens, now
         if now - entry.grew_at < MOST_SILENT * self.timeout:
             entry.moved_at = now
+
+    def note_heldout(self, actor: str, tokens: Mapping[int, int], limits: AnswerLimits, now: float) -> None:
+        """Like `note_moved`, of held-out leases. All of an actor's wait at once: any tokens or answer are enough."""
+        found: dict[int, int] = {}
+        for lease_id, count in tokens.items():
+            row = self.evaluation.row_of(actor, lease_id)
+            if row is not None and limits.allows_progress(row, self.evaluation.places[row].of.samples, count):
+                found[row] = count
+        self.evaluation.note_moved(actor, found, now, MOST_SILENT * self.timeout)
 
     def enforce(self, now: float) -> None:
         """Revoke late leases. Call it in each turn of the loop; most calls check nothing. Raises RolloutsFail."""

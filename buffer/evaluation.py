@@ -8,7 +8,7 @@ a time. A round that falls due meanwhile is skipped, except the final one.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, NotRequired, TypedDict
 
@@ -49,7 +49,8 @@ class AnswerPlace(NamedTuple):
 
 @dataclass(slots=True)
 class _Round:
-    """All keys are places. `moved`: time of a place's last progress."""
+    """Keys are places, or actors. `moved`: time of a place's last progress. `made`: tokens and answers of an actor;
+    `grew`: that number, and when it last rose."""
 
     version: int
     unassigned: list[int]
@@ -58,11 +59,16 @@ class _Round:
     answers: dict[int, AnswerResult] = field(default_factory=dict)
     moved: dict[int, float] = field(default_factory=dict)
     timeouts: Counter[int] = field(default_factory=Counter)
+    tokens: dict[int, int] = field(default_factory=dict)
+    made: Counter[str] = field(default_factory=Counter)
+    grew: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def assign(self, places: list[int], actor: str, now: float) -> None:
         self.assigned.update(dict.fromkeys(places, actor))
         self.moved.update(dict.fromkeys(places, now))
+        self.tokens.update(dict.fromkeys(places, 0))
         self.rows_of[actor] += len(places)
+        self.grew[actor] = self.made[actor], now
 
     def release(self, place: int) -> None:
         self.rows_of[self.assigned.pop(place)] -= 1
@@ -154,16 +160,24 @@ class Evaluation:
             for row in [row for row, owner in self.round.assigned.items() if owner == actor]:
                 self.round.take_back(row)
 
-    def note_moved(self, actor: str, lease_ids: Iterable[int], now: float) -> None:
-        for lease_id in lease_ids:
-            row = self.row_of(actor, lease_id)
-            if self.round and row is not None:
-                self.round.moved[row] = now
+    def note_moved(self, actor: str, tokens: Mapping[int, int], now: float, most: float = math.inf) -> None:
+        """An actor reports progress with its places. For more than `most` seconds without a token or an answer more, of
+        any of its places, that does not count."""
+        if not self.round:
+            return
+        for row, count in tokens.items():
+            self.round.made[actor] += max(0, count - self.round.tokens[row])
+            self.round.tokens[row] = max(count, self.round.tokens[row])
+        made, (before, since) = self.round.made[actor], self.round.grew.get(actor, (-1, now))
+        self.round.grew[actor] = made, now if made > before else since
+        if made > before or now - since < most:
+            self.round.moved.update(dict.fromkeys(tokens, now))
 
     def restart_clocks(self, now: float, actor: str = "") -> None:
         """Count the deadlines of an actor's rows ("": of all rows) from now."""
         if self.round:
             self.round.moved |= {row: now for row, owner in self.round.assigned.items() if actor in ("", owner)}
+            self.round.grew |= {name: (self.round.made[name], now) for name in self.round.grew if actor in ("", name)}
 
     def overdue(self, now: float, timeout: float) -> list[tuple[int, str]]:
         """(row, actor) of rows without progress for `timeout` seconds."""
@@ -185,6 +199,7 @@ class Evaluation:
         return None if self.round is None or row is None else self._answered(self.round, row, answer)
 
     def _answered(self, under_way: _Round, row: int, answer: AnswerResult) -> RoundResult | None:
+        under_way.made[under_way.assigned[row]] += 1
         under_way.release(row)
         under_way.answers[row] = answer
         if under_way.assigned or under_way.unassigned:

@@ -16,6 +16,7 @@ from areal_like.run import checkpoints
 from areal_like.run.process import Role, run_role
 from areal_like.run.run_folder import CONFIG, NEXT, data_of
 from areal_like.tasks.heldout import sets_of
+from areal_like.types import Prompt
 from areal_like.wire.bus import Router
 from buffer import recovery
 from buffer.checks import MOST_ANSWERS, AnswerLimits, Unverified
@@ -116,17 +117,23 @@ def build_dispatcher(
     )
 
 
-def answer_limits(config: Config, task: Task) -> AnswerLimits:
-    def longest(row: int) -> int:
-        prompt = task.prompt("train", row)
+def answer_limits(config: Config, task: Task, evaluation: Evaluation) -> dict[str, AnswerLimits]:
+    """`limits` of the training rows, and `heldout_limits` of the places of held-out answers."""
+
+    def longest(prompt: Prompt) -> int:
         return (config.sampling.max_new_tokens or prompt.max_tokens) + max(prompt.filler, default=0)
 
+    def of_place(number: int) -> int:
+        place = evaluation.places[number]
+        return longest(place.of.prompt(place.prompt))
+
     plain = config.workflow.name == "single_turn" and not getattr(task, "workflows", None)
-    return AnswerLimits(longest, one_prompt=plain)
+    train = AnswerLimits(lambda row: longest(task.prompt("train", row)), one_prompt=plain)
+    return {"limits": train, "heldout_limits": AnswerLimits(of_place)}
 
 
 def build_server(
-    config: Config, dispatcher: Dispatcher, samples: KeptSamples | None = None, limits: AnswerLimits | None = None
+    config: Config, dispatcher: Dispatcher, samples: KeptSamples | None = None, **limits: AnswerLimits
 ) -> Server:
     window = min(dispatcher.samples_per_batch, MOST_ANSWERS)
     return Server(
@@ -135,8 +142,8 @@ def build_server(
         lease_timeout=config.buffer.lease_timeout,
         ready_timeout=config.launcher.get("ready_timeout", math.inf),
         verifiers=Unverified(config.task.name, config.rewards.timeout, config.rewards.max_unverified, window),
-        limits=limits,
         samples=samples,
+        **limits,
     )
 
 
@@ -158,7 +165,8 @@ def main(role: Role) -> None:
     dispatcher = build_dispatcher(config, task, router, Outbox(router, journal), groups, scheduler)
     dispatcher.peers.learner.steps = steps
     restore_scheduler(scheduler, groups, dispatcher.gauges)
-    server = build_server(config, dispatcher, KeptSamples(role.run, config.run, steps), answer_limits(config, task))
+    limits = answer_limits(config, task, dispatcher.evaluation)
+    server = build_server(config, dispatcher, KeptSamples(role.run, config.run, steps), **limits)
     role.offer("buffer", router.endpoint)
     try:
         server.run()

@@ -27,15 +27,17 @@ MOST_FAILED = 8
 @dataclass(slots=True)
 class Actor:
     """`peer`: routing id. `pid`: process id on its own host. `slots`: sequences that its engine decodes at once.
-    `version`: the weights it last applied (−1: none yet). `leased`, `ended`: sequences since it joined. `refused`: its
-    refused groups in a row, `failed`: those that it could not roll out. `timed_out`: consecutive leases revoked for
-    lack of progress. `benched_until`: it gets no leases before then (`buffer.deadlines`)."""
+    `owner`: its key ("": no keys). `version`: the weights it last applied (−1: none yet). `leased`, `ended`: sequences
+    since it joined. `refused`: its refused groups in a row, `failed`: those that it could not roll out. `timed_out`:
+    consecutive leases revoked for lack of progress. `benched_until`: it gets no leases before then
+    (`buffer.deadlines`)."""
 
     name: str
     peer: bytes
     slots: int
     seen: float
     pid: int = 0
+    owner: str = ""
     version: int = -1
     leased: int = 0
     ended: int = 0
@@ -77,9 +79,9 @@ class Fleet:
     def __len__(self) -> int:
         return len(self.by_name)
 
-    def join(self, name: str, peer: bytes, slots: int, now: float, pid: int = 0) -> Actor:
+    def join(self, name: str, peer: bytes, slots: int, now: float, pid: int = 0, owner: str = "") -> Actor:
         """Add an actor. The caller has removed any earlier actor of that name."""
-        self.by_name[name] = self.by_peer[peer] = actor = Actor(name, peer, slots, now, pid)
+        self.by_name[name] = self.by_peer[peer] = actor = Actor(name, peer, slots, now, pid, owner)
         return actor
 
     def leave(self, actor: Actor) -> None:

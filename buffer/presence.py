@@ -39,8 +39,8 @@ class Presence:
     def __post_init__(self) -> None:
         self._born = self._last_turn = self.peers.clock()
 
-    def hello(self, peer: bytes, message: messages.Hello) -> None:
-        """A process joins. Raises WireError."""
+    def hello(self, peer: bytes, message: messages.Hello, owner: str = "") -> None:
+        """A process joins. `owner`: the key of an actor, which alone may take its name again. Raises WireError."""
         name, peers, fleet = message.name, self.peers, self.peers.fleet
         actor = fleet.by_peer.get(peer)
         if not name.isprintable():
@@ -56,8 +56,9 @@ class Presence:
             peers.router.send(peer, messages.Welcome())
             return
         if previous := fleet.by_name.get(name):
+            self._check_owner(previous, owner)
             self.remove(previous)
-        actor = fleet.join(name, peer, message.slots, peers.clock(), message.pid)
+        actor = fleet.join(name, peer, message.slots, peers.clock(), message.pid, owner)
         log.info("%s joined (pid %d)", name, actor.pid)
         peers.router.send(peer, messages.Welcome())
         peers.announce_to(actor)
@@ -90,10 +91,13 @@ class Presence:
                 log.warning("%s: no sign of life for %.0f s: its leases go to others", actor.name, now - actor.seen)
                 self.remove(actor)
 
-    def lost(self, message: messages.Lost) -> None:
-        """A supervisor saw a process die: no need to wait for its silence. A pid of 0: any process of that name."""
+    def lost(self, message: messages.Lost, owner: str = "") -> None:
+        """A supervisor saw a process die: no need to wait for its silence. A pid of 0: any process of that name. Raises
+        WireError if the sender has an actor's key, `owner`, and the process another."""
         peers = self.peers
         dead = peers.fleet.by_name.get(message.name)
+        if dead and owner:
+            self._check_owner(dead, owner)
         if dead and message.pid in (0, dead.pid):
             held = len(self.groups.store.entries.held_by(dead.name))
             log.warning("%s %s: its %d leases go to others", dead.name, message.how, held)
@@ -103,6 +107,10 @@ class Presence:
             peers.expected_actors -= 1
             peers.left_out[message.name] = message.how
             log.warning("%s is left out: the run continues without it", message.name)
+
+    def _check_owner(self, actor: Actor, owner: str) -> None:
+        if actor.owner != owner:
+            raise WireError(f"{actor.name} is an actor of another key")
 
     def remove(self, actor: Actor, died: str = "") -> None:
         """`died`: how, if by itself. Its groups may be the cause: one present at `MOST_DEATHS` deaths is dropped."""

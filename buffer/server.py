@@ -66,6 +66,7 @@ class Server:
         lease_timeout: float = 0.0,
         verifiers: Unverified | None = None,
         limits: AnswerLimits | None = None,
+        heldout_limits: AnswerLimits | None = None,
         samples: KeptSamples | None = None,
     ):
         self.dispatcher = dispatcher
@@ -74,7 +75,7 @@ class Server:
         self.router, self.fleet = self.peers.router, self.peers.fleet
         self.learner, self.weights, self.phase = self.peers.learner, self.peers.weights, self.peers.phase
         self.verifiers, self.samples = verifiers or Unverified(), samples or KeptSamples()
-        self.limits = limits or AnswerLimits()
+        self.limits, self.heldout_limits = limits or AnswerLimits(), heldout_limits or AnswerLimits()
         self.deadlines = Deadlines(self.peers, self.groups, self.evaluation, self.gauges, lease_timeout)
         self.failures = self.deadlines.failures
         decided = self.peers, self.groups, self.evaluation, self.outbox, self.gauges
@@ -124,12 +125,12 @@ class Server:
     def handle(self, peer: bytes, received: Received | WireError) -> None:
         if isinstance(received, WireError):
             return  # the router has refused it
-        message, payloads = received
+        message, payloads, owner = received
         actor = self.fleet.by_peer.get(peer)
         if actor:
             actor.seen = self.peers.clock()
         try:
-            if self._from_anybody(peer, message):
+            if self._from_anybody(peer, message, owner):
                 return
             if type(message) in messages.SENDS["learner"]:
                 self._from_learner(peer, message)
@@ -143,13 +144,13 @@ class Server:
         except WireError as error:
             self.router.refuse(peer, f"{message.kind()}: {error}")
 
-    def _from_anybody(self, peer: bytes, message: Message) -> bool:
+    def _from_anybody(self, peer: bytes, message: Message, owner: str) -> bool:
         """Returns False if only the learner or an actor may send the message."""
         match message:
             case messages.Hello():
-                self.presence.hello(peer, message)
+                self.presence.hello(peer, message, owner)
             case messages.Lost():
-                self.presence.lost(message)
+                self.presence.lost(message, owner)
             case messages.WantShare(index, rank):
                 if index < self.learner.steps:
                     raise WireError(f"batch {index} is trained already")
@@ -214,9 +215,10 @@ class Server:
         self.verifiers.see(actor.name, actor.stats, self.fleet.by_name)
         held, serves = self.store.entries.held_by(actor.name), actor.engine == "serving"
         for group_id, tokens in message.progress.items() if serves else dict.fromkeys(held, 0).items():
-            if group_id in held and self.limits.allows_progress(held[group_id], tokens):
-                self.deadlines.note_moved(held[group_id], tokens, now)
-        self.evaluation.note_moved(actor.name, message.heldout, now)
+            entry = held.get(group_id)
+            if entry and self.limits.allows_progress(entry.row, entry.launch, tokens):
+                self.deadlines.note_moved(entry, tokens, now)
+        self.deadlines.note_heldout(actor.name, message.heldout, self.heldout_limits, now)
         if not serves:
             self.evaluation.restart_clocks(now, actor.name)
         if actor.version < self.weights.version:
@@ -274,7 +276,8 @@ class Server:
 
     def _on_evaluated(self, actor: Actor, message: messages.Evaluated, payloads: Payloads) -> None:
         number = self.evaluation.row_of(actor.name, message.id)
-        answer = checked_answer(message, payloads, self.learner.model, self.weights.digests)
+        limits = AnswerLimits() if number is None else self.heldout_limits
+        answer = checked_answer(message, payloads, self.learner.model, self.weights.digests, limits, number or 0)
         if number is None:
             return
         found = AnswerResult(message.reward, message.length, message.oldest, message.newest)

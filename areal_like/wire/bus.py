@@ -176,13 +176,13 @@ class Router:
         parts = receive_within(self.socket, timeout)
         if parts is None:
             return None
-        role = str(parts[-1].get("User-Id")) if self._guard else None
+        role, _, key = str(parts[-1].get("User-Id")).partition(" ") if self._guard else ("", "", "")
         peer, *frames = keep(parts)
         try:
             received = decode(frames)
-            if role is not None:
+            if role:
                 wire.check_role(role, received.message)
-            return peer, received
+            return peer, received._replace(owner=key) if role == "actor" else received
         except WireError as error:
             self.refuse(peer, str(error))
             return peer, error

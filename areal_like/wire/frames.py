@@ -49,10 +49,11 @@ class WireError(ValueError):
 
 
 class Received(NamedTuple):
-    """A message, checked, and its payloads."""
+    """A message, checked, and its payloads. `owner`: the key of its sender where that is an actor's ("": no keys)."""
 
     message: Message
     payloads: Payloads = ()
+    owner: str = ""
 
     @property
     def payload(self) -> memoryview:

@@ -165,7 +165,7 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
 
 class Guard(ThreadAuthenticator):
     """Lets only clients of the allow-list of `folder`, read again for each connection, connect to the CURVE servers of
-    `context`, until `stop()`. Messages of an accepted client carry its role as `User-Id`."""
+    `context`, until `stop()`. Messages of an accepted client carry its role and public key as `User-Id`."""
 
     def __init__(self, context: zmq.SyncContext, folder: str | Path):
         super().__init__(context)
@@ -188,4 +188,5 @@ class Guard(ThreadAuthenticator):
         return key in self._roles
 
     def curve_user_id(self, client_public_key: bytes) -> str:
-        return self._roles[z85.encode(client_public_key)]
+        key = z85.encode(client_public_key)
+        return f"{self._roles[key]} {key.decode()}"

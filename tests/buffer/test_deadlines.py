@@ -65,6 +65,14 @@ def test_progress_beyond_the_longest_answer_holds_no_lease(clock: Clock) -> None
     assert {"ids": hung, "hand_back": False} in sent(house, "actor-0", "cancel")
 
 
+@pytest.mark.parametrize(("tokens", "late"), [(8, False), (64 * 5 + 1, True)])
+def test_held_out_progress_beyond_the_longest_answer_holds_no_lease(clock: Clock, tokens: int, late: bool) -> None:
+    house = stuck_house(evaluate=2, actors=1)
+    house.server.heldout_limits = AnswerLimits(lambda place: 5)
+    clock.passes(house, 1.2 * TIMEOUT, "actor-0", heldout=dict.fromkeys(house.leases(split="heldout"), tokens))
+    assert (house.server.gauges.lease_timeouts > 0) == late
+
+
 def test_leases_without_progress_go_to_another_actor_and_the_batch_is_served(clock: Clock) -> None:
     house = stuck_house()
     hung = running(house, "actor-0")

@@ -78,7 +78,7 @@ def test_a_row_is_overdue_after_the_time_out_and_at_last_counts_as_nothing() -> 
     evaluation.start_if_due(0, 0)
     first, second = evaluation.leases("a", 0, actors_to_come=1, now=10.0)
     assert evaluation.overdue(15.0, 5.0) == []
-    evaluation.note_moved("a", [second.group_id], 12.0)
+    evaluation.note_moved("a", {second.row: 0}, 12.0, 5.0)
     assert evaluation.overdue(16.0, 5.0) == [(first.row, "a")]
     assert evaluation.take_back(first.row, most=2) is None and evaluation.has_rows
     (again,) = evaluation.leases("b", 0, actors_to_come=1, now=20.0)
@@ -90,6 +90,19 @@ def test_a_row_is_overdue_after_the_time_out_and_at_last_counts_as_nothing() -> 
     assert evaluation.record("a", second.group_id, AnswerResult(1.0, 6, 0, 0)) is None
     result = evaluation.take_back(again.row, most=2)
     assert result is not None and (result["reward"], result["length"]) == (0.5, 3.0)
+
+
+def test_without_a_token_or_an_answer_more_of_any_row_reports_of_progress_count_for_a_while_only() -> None:
+    evaluation = Evaluation([heldout_set("heldout", 3)])
+    evaluation.start_if_due(0, 0)
+    first, second, third = evaluation.leases("a", 0, actors_to_come=1, now=0.0)
+    for now, tokens in ((4.0, 0), (8.0, 1), (16.0, 1), (19.0, 1)):
+        evaluation.note_moved("a", {first.row: 0, second.row: tokens}, now, 10.0)
+    late = lambda now: {row for row, _ in evaluation.overdue(now, 5.0)}  # noqa: E731
+    assert late(22.0) == {first.row, second.row, third.row}, "the one token more came at 8 s"
+    evaluation.record("a", third.group_id, AnswerResult(1.0, 4, 0, 0))
+    evaluation.note_moved("a", {first.row: 0}, 23.0, 10.0)
+    assert late(24.0) == {second.row}, "an answer came, and the first waits for its place"
 
 
 def test_an_actor_gets_all_answers_of_a_prompt_also_of_one_that_is_handed_out_again():

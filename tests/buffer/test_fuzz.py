@@ -23,7 +23,7 @@ FEW = settings(max_examples=500, deadline=None)
 def take(frames: Sequence[bytes]) -> str:
     """ "refused", or the kind of the message."""
     try:
-        message, payloads = decode(frames)
+        message, payloads, _ = decode(frames)
         if isinstance(message, Push | Batch):
             for head, payload in zip(unpack_heads(message.table), payloads, strict=False):
                 if head.size == len(payload):  # the buffer refuses the others

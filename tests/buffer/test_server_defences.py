@@ -17,7 +17,7 @@ from areal_like.wire.link import BusError
 from buffer.checks import AnswerLimits, RolloutsFail, Unverified
 from buffer.entries import LEASED, Stage
 from buffer.peers import MOST_FAILED
-from tests.buffer.house import SIGN_OF_LIFE, B, House, answer, asynchronous, group, table
+from tests.buffer.house import SIGN_OF_LIFE, B, House, answer, asynchronous, group, said, table
 
 
 def started(**options: Any) -> House:
@@ -25,6 +25,7 @@ def started(**options: Any) -> House:
     house = House(asynchronous(max_staleness=options.pop("max_staleness", 0)), **options).start()
     house.say("learner", "model", {"vocab_size": 13, "positions": 4})
     house.server.limits = AnswerLimits(lambda row: 2, one_prompt=True)
+    house.server.heldout_limits = AnswerLimits(lambda place: 2)
     return house
 
 
@@ -171,6 +172,35 @@ def test_an_actor_says_nothing_about_a_group_that_another_one_rolls_out(kind: st
 
 HELLO = {"role": "actor", "name": "actor-0", "pid": 1, "slots": 256}
 EVALUATED = {"id": 0, "reward": 0.0, "oldest": 0, "newest": 0, "length": 0, "answer": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "owner"), [("lost", "k1"), ("lost", ""), ("hello", "k1"), ("lost", "k0"), ("hello", "k0")]
+)
+def test_an_actors_key_takes_no_name_and_ends_no_lease_of_another_key(kind: str, owner: str) -> None:
+    """Without an owner: an operator's key, or a process without keys."""
+    house = started(max_staleness=1)
+    for name, key in (("actor-0", "k0"), ("actor-1", "k1")):
+        house.server.fleet.by_name[name].owner = key
+    body = {"lost": {"name": "actor-0", "pid": 0, "how": "", "for_good": False}, "hello": HELLO}[kind]
+    actor = house.server.fleet.by_name["actor-0"]
+    house.router.incoming.append((b"another", said(kind, body)._replace(owner=owner)))
+    house.server.step(0)
+    stays = owner == "k1" or (kind == "hello" and not owner)
+    assert house.router.refused == stays and (house.server.fleet.by_name.get("actor-0") is actor) == stays
+    assert bool(house.store.entries.held_by("actor-0")) == stays or kind == "hello"
+
+
+@pytest.mark.parametrize(("length", "lease", "refused"), [(2, 0, 0), (3, 0, 1), (3, 1000, 0), (4, 1000, 1)])
+def test_a_held_out_answer_is_no_longer_than_its_prompt_allows(length: int, lease: int, refused: int) -> None:
+    house = started(evaluate=1, actors=1)
+    lease += house.leases(split="heldout")[0]
+    zeros = np.zeros(length, np.float32)
+    sample = Sample(np.ones(length + 1, np.int32), 1, zeros, zeros == 0, [(0, length)], 1.0, "stop")
+    head, payload = encode_group(Group(lease, [sample], {0: "d0"}))
+    facts = {"id": lease, "reward": 1.0, "oldest": 0, "newest": 0, "length": length}
+    house.say("actor-0", "evaluated", facts | {"answer": table(head)["table"]}, bytes(payload))
+    assert house.router.refused == refused and len(house.server.gauges.evaluations) == (length == 2)
 
 
 @pytest.mark.parametrize(
