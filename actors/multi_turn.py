@@ -13,6 +13,7 @@ from actors.transcript import Transcript, rewrites
 from areal_like.config.registry import build
 from areal_like.errors import EpisodeError
 from areal_like.interfaces import Codec, Outcome, RewardFunction, RolloutEngine
+from areal_like.tasks.chat import parted
 from areal_like.types import Finish, Limits, Prompt, Sample
 
 _TOLD_CHARACTERS = 300
@@ -67,7 +68,8 @@ async def multi_turn(
             if outcome.done:
                 finish = action.finish
                 break
-            talk += [{"role": "assistant", "content": said}, {"role": "user", "content": outcome.observation}]
+            talk, begun = parted(talk)
+            talk += [{"role": "assistant", "content": begun + said}, {"role": "user", "content": outcome.observation}]
             stretch = replace(limits, offset=limits.offset + (turn + 1) * limits.max_tokens)
             closed = action.finish == "stop" and int(action.tokens[-1])
             if turn + 1 == max_turns or not _show(transcript, prompt.codec, talk, stretch, closed):
@@ -90,8 +92,9 @@ def _opening(prompt: Prompt, shown: str) -> tuple[list[dict[str, str]], np.ndarr
         raise ValueError(
             "the environment shows something first, and the prompt has no message for it (Prompt.messages)"
         )
-    *before, last = prompt.messages
-    talk = [*before, last | {"content": last["content"] + shown}]
+    talk, begun = parted(prompt.messages)
+    talk[-1] = talk[-1] | {"content": talk[-1]["content"] + shown}
+    talk += [{"role": "assistant", "content": begun}] if begun else []
     return talk, prompt.codec.opening(talk)
 
 

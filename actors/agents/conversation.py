@@ -25,6 +25,7 @@ from actors.measures import AGENTS
 from actors.multi_turn import most_characters
 from actors.transcript import Transcript, rewrites
 from areal_like.interfaces import Codec, RolloutEngine
+from areal_like.tasks.chat import parted
 from areal_like.types import Completion, Limits
 
 ENDED = "this sample has ended; its key is no longer valid"
@@ -76,7 +77,9 @@ class Conversation:
         completion, text = until(self._codec.decode, chat.stop, completion)
         transcript.said(completion)
         message = assistant_message(text, number, chat.tools, self.terms.call_marks)
-        self.turns.append(Turn(number, [*chat.messages, message], chat.tools, transcript, completion))
+        before_it, begun = parted(chat.messages)
+        messages = [*before_it, message | {"content": begun + message["content"]}]
+        self.turns.append(Turn(number, messages, chat.tools, transcript, completion))
         self.full = False
         AGENTS["turns"] += 1
         finish = "tool_calls" if "tool_calls" in message else completion.finish

@@ -4,16 +4,18 @@ in the text of others (users, tools) are text: they open and end no turn."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+Message = TypeVar("Message", bound=Mapping[str, Any])
 Messages = Sequence[Mapping[str, object]]
 Tokenizer = Any
 """One of transformers."""
@@ -43,10 +45,16 @@ def stop_tokens(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 class TokenizerCodec:
     """`tokenizer` is one of transformers; with `chat` a reply is a message of the user's. `stops`: the tokens that end
-    an answer, beside the tokenizer's EOS."""
+    an answer, beside the tokenizer's EOS. `given`: arguments of the chat template. Raises ValueError for others."""
 
-    def __init__(self, tokenizer: Tokenizer, chat: bool, stops: Sequence[int] = ()):
-        self._tokenizer, self._chat = tokenizer, chat
+    def __init__(
+        self, tokenizer: Tokenizer, chat: bool, stops: Sequence[int] = (), given: Mapping[str, object] | None = None
+    ):
+        self._tokenizer, self._chat, self._given = tokenizer, chat, dict(given or {})
+        taken, written = inspect.signature(tokenizer.apply_chat_template).parameters, str(tokenizer.chat_template)
+        for name in self._given if chat else ():
+            if name in taken or not re.search(rf"\b{re.escape(name)}\b", written):
+                raise ValueError(f"got {name!r}, expected a variable that the chat template reads")
         self._stops = {*stops, tokenizer.eos_token_id} - {None}
 
     def encode(self, text: str) -> np.ndarray:
@@ -65,7 +73,8 @@ class TokenizerCodec:
         """Raises ValueError for messages that the chat template does not take, or tools without a template."""
         if not self._chat:
             return np.array(self._tokenizer.encode(whole(_as_they_stand(messages, tools))), np.int32)
-        return self._tokens(self._render(messages, tools, add_generation_prompt=True))
+        messages, begun = parted(messages)
+        return np.append(self._tokens(self._render(messages, tools, add_generation_prompt=True)), self.encode(begun))
 
     def continuation(
         self, messages: Messages, tools: Sequence[object] = (), *, closed: bool | int = True
@@ -73,9 +82,14 @@ class TokenizerCodec:
         """Raises ValueError as `reply` and `opening`."""
         if not self._chat:
             return self.encode(_as_they_stand(messages, tools))
+        messages, begun = parted(messages)
         _, said, rest = self._render([*_TALK, *messages], tools, add_generation_prompt=True).partition(_SAID)
         if not said:
             raise ValueError("the chat template leaves out earlier turns: they can't be continued")
+        shown = self._behind(rest, closed)
+        return np.append(shown, self.encode(begun)) if begun else shown
+
+    def _behind(self, rest: str, closed: bool | int) -> np.ndarray:
         bare, ends = self._tokens(rest.lstrip()), self._stops if closed is True else {closed, self.turn_end}
         return bare[1:] if closed is not False and set(bare[:1].tolist()) & ends else self._tokens(rest)
 
@@ -114,7 +128,7 @@ class TokenizerCodec:
         such as those around a tool's result, are the text that they stand for."""
         talk = ""
         with suppress(Exception):  # a template may refuse anything
-            talk = self._tokenizer.apply_chat_template(_TALK, tokenize=False, add_generation_prompt=True)
+            talk = self._tokenizer.apply_chat_template(_TALK, tokenize=False, **self._given, add_generation_prompt=True)
         added = self._tokenizer.added_tokens_decoder.values()
         found = {str(each) for each in added if each.special or str(each) in talk}
         return re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True))) or _SPLIT)
@@ -131,11 +145,19 @@ class TokenizerCodec:
     def _render(self, messages: Messages, tools: Sequence[object] = (), **more: object) -> str:
         from jinja2 import TemplateError
 
-        given, talk = {"tools": list(tools)} if tools else {}, [self._harmless(message) for message in messages]
+        given = self._given | ({"tools": list(tools)} if tools else {})
+        talk = [self._harmless(message) for message in messages]
         try:
             return str(self._tokenizer.apply_chat_template(talk, tokenize=False, **given, **more))
         except (TemplateError, TypeError) as error:
             raise ValueError(f"the chat template does not take these messages: {error}") from None
+
+
+def parted(messages: Sequence[Message]) -> tuple[list[Message], str]:
+    """Messages before the beginning of an answer (a last message of the assistant's, without calls), and its text."""
+    if not messages or messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
+        return [*messages], ""
+    return [*messages[:-1]], str(messages[-1]["content"])
 
 
 def _as_they_stand(messages: Messages, tools: Sequence[object]) -> str:

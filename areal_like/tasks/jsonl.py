@@ -11,6 +11,7 @@ import numpy as np
 
 from areal_like.config.registry import COMPONENTS, as_spec, target
 from areal_like.config.signatures import reads_first
+from areal_like.tasks.chat import parted
 from areal_like.tasks.maths import expression, number
 from areal_like.tasks.rows import FileTask, Row, checked_prompt
 from areal_like.tasks.unit_tests import checked
@@ -26,8 +27,9 @@ class Jsonl(FileTask):
     """Prompts and answers. Knobs of the file: see `areal_like.tasks.rows.FileTask`.
 
     prompt_key, answer_key: names within a line's object. A prompt is a text, or with `chat_template` also a list of
-        messages `{role, content}`; an answer is a text, a number, or an object, which verifiers get as JSON text. It
-        may be left out where the reward is your own and does not read it.
+        messages `{role, content}`; a last one of the assistant's begins the response. An answer is a text, a number, or
+        an object, which verifiers get as JSON text. It may be left out where the reward is your own and does not read
+        it. A row's "template" has arguments of the chat template beside the task's.
     reward: "math_verify", "exact", "last_number", "unit_tests" (of a program; `areal_like.tasks.unit_tests`), or
         "module:name" of a function `(answer: str, response: str, *, knobs) -> float`; {name: ..., knobs} sets knobs.
     """
@@ -51,7 +53,7 @@ class Jsonl(FileTask):
 
     def prompt(self, split: str, row: int) -> Prompt:
         source, name = self._rows.row(split, row)
-        return self._prompt(name, self._messages(source.prompt), source.answer)
+        return self._prompt(name, self._messages(source.prompt), source.answer, source.template)
 
     def rows_beyond(self, split: str, tokens: int) -> list[int]:
         """The rows whose prompts may be longer than `tokens`, or than `max_prompt_tokens`. It only counts bytes (a
@@ -63,8 +65,9 @@ class Jsonl(FileTask):
 
     def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[str, str], dict[str, object]]:
         """The verifier of a response as "module:name", its arguments (answer, response text) and its knobs."""
-        text = self._text(tokens)
-        if self._is_shipped and self._text(prompt.tokens[-TAIL:]).rstrip().endswith("<think>"):
+        begun = parted(prompt.messages)[1]
+        text, tail = begun + self._text(tokens), TAIL + len(self._codec.encode(begun))
+        if self._is_shipped and self._text(prompt.tokens[-tail:]).removesuffix(begun).rstrip().endswith("<think>"):
             text = f"<think>{text}"  # the chat template has opened it
         return self._verifier, (prompt.answer, text), self._knobs
 
@@ -77,13 +80,16 @@ class Jsonl(FileTask):
         for key in (self._prompt_key, self._answer_key):
             if key not in fields and (key == self._prompt_key or self._reads_answer):
                 raise ValueError(f"{place}: no {key!r}; the keys are {', '.join(fields)}")
-        prompt = checked_prompt(place, self._prompt_key, fields[self._prompt_key], self._chat)
+        prompt = checked_prompt(place, self._prompt_key, fields[self._prompt_key], self._chat, begins=True)
         try:
             answer = in_words(fields.get(self._answer_key, ""))
             self._check(answer)
         except ValueError as error:
             raise ValueError(f"{place}: {self._answer_key!r}: {error}") from None
-        return Row(place, prompt, answer)
+        template = fields.get("template") or {}
+        if not isinstance(template, dict):
+            raise ValueError(f"{place}: 'template': got {template!r}, expected an object")
+        return Row(place, prompt, answer, template)
 
 
 def in_words(answer: object) -> str:

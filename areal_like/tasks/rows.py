@@ -3,9 +3,10 @@
 import codecs
 import json
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, TypeGuard
 
@@ -20,14 +21,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a file: `place` is "path:line", `prompt` a text or a list of chat messages."""
+    """One line of a file: `place` is "path:line", `prompt` a text or a list of chat messages, `template` more arguments
+    of its chat template."""
 
     place: str
     prompt: str | list[dict[str, str]]
     answer: str
+    template: Mapping[str, object] = field(default_factory=dict)
 
     def most_tokens(self, role: int) -> int:
         """A bound on the tokens of its texts, a byte each, with `role` tokens beside each message."""
+        if self.template:  # with any effect
+            return sys.maxsize
         texts = [self.prompt] if isinstance(self.prompt, str) else [text for m in self.prompt for text in m.values()]
         messages = 1 if isinstance(self.prompt, str) else len(self.prompt)
         return sum(len(str(text).encode(errors="replace")) for text in texts) + role * messages
@@ -80,7 +85,8 @@ class Rows:
         for split, rows in zip(("train", self._heldout), self.splits.values(), strict=True):
             digest = xxhash.xxh3_64()
             for row in rows:
-                digest.update(json.dumps([row.hash(0), row.answer]).encode())
+                more = [row.template] if row.template else []
+                digest.update(json.dumps([row.hash(0), row.answer, *more]).encode())
             found[split] = f"{len(rows)} rows ({digest.hexdigest()})"
         return found
 
@@ -157,12 +163,15 @@ def are_messages(prompt: object) -> TypeGuard[list[dict[str, str]]]:
     return all(isinstance(m, dict) and all(isinstance(m.get(key), str) for key in ("role", "content")) for m in prompt)
 
 
-def checked_prompt(place: str, key: str, prompt: object, chat: bool) -> str | list[dict[str, str]]:
-    """Raises ValueError for a prompt that is neither a text nor, in a chat template, messages of which the last one is
-    not the assistant's."""
-    if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict) and prompt[-1].get("role") == "assistant":
-        hint = "an answer is a turn of its own: take the message out"
-        raise ValueError(f"{place}: {key!r} ends with a message of the assistant, expected another role; {hint}")
+def checked_prompt(
+    place: str, key: str, prompt: object, chat: bool, begins: bool = False
+) -> str | list[dict[str, str]]:
+    """Raises ValueError for a prompt that is neither a text nor, in a chat template, messages. The last one may be the
+    assistant's where it `begins` the answer, behind another role's."""
+    roles = [m.get("role") for m in prompt if isinstance(m, dict)] if isinstance(prompt, list) else []
+    if roles[-1:] == ["assistant"] and (not begins or roles[-2:-1] in ([], ["assistant"])):
+        where = "the prompt's last message, behind another role's" if begins else "a turn of its own: take it out"
+        raise ValueError(f"{place}: {key!r} ends with a message of the assistant, expected another role; it is {where}")
     if isinstance(prompt, str) or (chat and are_messages(prompt)):
         return prompt
     wanted = "a text or a list of messages {role, content}" if chat else "a text"

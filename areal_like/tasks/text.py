@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import numpy as np
@@ -23,6 +25,7 @@ TEMPLATE = (
 FILES = ("*token*.json", "tokenizer*", "tekken*", "vocab*", "merges*", "chat_template*", "*.jinja", "*.model", "*.py")
 """Of a tokenizer, in the folder of its model."""
 Turns = tuple[dict[str, str], ...]
+NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 
 
 def load_tokenizer(folder: str, knob: str) -> Tokenizer:
@@ -57,9 +60,10 @@ class TextTask:
 
     tokenizer: a local folder in Hugging Face's format; or `bytes`, a token per byte of UTF-8 with a minimal chat
         template, for models from random weights.
-    chat_template: wrap the prompt in the tokenizer's template; otherwise it is encoded as it is. system: the
-        system message of every prompt that brings none of its own; it needs chat_template. suffix: text after each
-        prompt, e.g. how to write the answer down.
+    chat_template: wrap the prompt in the tokenizer's template, or in that of a file (Jinja); with false it is encoded
+        as it is. template: arguments of the template, as `{enable_thinking: false}`. system: the system message of
+        every prompt that brings none of its own. Both need chat_template. suffix: text after each prompt, e.g. how to
+        write the answer down.
     max_prompt_tokens: a longer prompt raises ValueError when it is asked for. max_tokens: longest response.
 
     Raises FileNotFoundError where the folder has no tokenizer, and ValueError.
@@ -72,16 +76,22 @@ class TextTask:
         max_prompt_tokens: Annotated[int, "[1, inf)"] = 1024,
         max_tokens: Annotated[int, "[1, inf)"] = 1024,
         suffix: str = "",
-        chat_template: bool = True,
+        chat_template: bool | str = True,
+        template: Mapping[str, object] | None = None,
         system: str | None = None,
     ):
         if tokenizer != BYTES and not (Path(tokenizer) / "tokenizer_config.json").is_file():
             raise FileNotFoundError(f"task.tokenizer: no tokenizer in {tokenizer!r} (tokenizer_config.json is missing)")
-        if system is not None and not chat_template:
-            raise ValueError("task.system: only a chat template (task.chat_template) has a place for it")
+        for key, given in (("system", system), ("template", template)):
+            if given is not None and not chat_template:
+                raise ValueError(f"task.{key}: only a chat template (task.chat_template) has a place for it")
+        if isinstance(chat_template, str) and not Path(chat_template).is_file():
+            raise FileNotFoundError(f"task.chat_template: got {chat_template!r}, expected true, false or a file")
         self._folder = tokenizer
         self._max_prompt_tokens, self._max_tokens = max_prompt_tokens, max_tokens
-        self._suffix, self._chat, self._system = suffix, chat_template, system
+        self._suffix, self._chat, self._system = suffix, bool(chat_template), system
+        self._template = Path(chat_template).read_text("utf-8") if isinstance(chat_template, str) else None
+        self._given, self._codecs = dict(template or {}), dict[str, TokenizerCodec]()
 
     @property
     def vocab_size(self) -> int:
@@ -120,12 +130,14 @@ class TextTask:
             special = {"additional_special_tokens": config.pop("extra_special_tokens", [])}
             config |= special | {"tokenizer_class": "PreTrainedTokenizerFast"}
             file.write_text(json.dumps(config, indent=2), encoding="utf-8")
+        if self._template is not None:
+            (Path(folder) / "chat_template.jinja").write_text(self._template, encoding="utf-8")
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        if self._folder == BYTES:
-            return byte_tokenizer()
-        found = load_tokenizer(self._folder, "task.tokenizer")
+        found = byte_tokenizer() if self._folder == BYTES else load_tokenizer(self._folder, "task.tokenizer")
+        if self._template is not None:
+            found.chat_template = self._template
         if self._chat and not found.chat_template:
             hint = "set task.chat_template=false, or take the tokenizer of a chat model"
             raise ValueError(f"task.tokenizer: the tokenizer in {self._folder!r} has no chat template: {hint}")
@@ -133,7 +145,18 @@ class TextTask:
 
     @cached_property
     def _codec(self) -> TokenizerCodec:
-        return TokenizerCodec(self._tokenizer, self._chat, self.stop_tokens)
+        return self._codec_with({}, "task.template")
+
+    def _codec_with(self, given: Mapping[str, object], place: str) -> TokenizerCodec:
+        """The codec with more arguments of the chat template, which stand at `place`. Raises ValueError."""
+        key = json.dumps(given, sort_keys=True)
+        try:
+            if key not in self._codecs:
+                codec = TokenizerCodec(self._tokenizer, self._chat, self.stop_tokens, self._given | {**given})
+                self._codecs[key] = codec
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
+        return self._codecs[key]
 
     def _text(self, tokens: np.ndarray) -> str:
         """The text of a response."""
@@ -142,15 +165,19 @@ class TextTask:
     def _messages(self, prompt: str | list[dict[str, str]]) -> Turns:
         """Of a prompt, with the task's suffix and system message."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
-        messages[-1]["content"] += self._suffix
+        asked = -2 if messages[-1]["role"] == "assistant" else -1  # the last one begins the answer
+        messages[asked]["content"] += self._suffix
         if self._system is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self._system})
         return tuple(messages)
 
-    def _prompt(self, place: str, messages: Turns, answer: object) -> Prompt:
+    def _prompt(
+        self, place: str, messages: Turns, answer: object, template: Mapping[str, object] = NO_ARGUMENTS
+    ) -> Prompt:
         """The prompt at `place` (a row, in words). Raises ValueError where it is too long."""
-        tokens = self._codec.opening(messages)
+        codec = self._codec_with(template, f"{place}: 'template'") if template else self._codec
+        tokens = codec.opening(messages)
         if not 1 <= len(tokens) <= self._max_prompt_tokens:
             allowed = f"task.max_prompt_tokens allows 1 to {self._max_prompt_tokens}"
             raise ValueError(f"{place}: the prompt has {len(tokens)} tokens; {allowed}: raise it, or take the row out")
-        return Prompt(tokens, answer, self._max_tokens, (), self._codec, messages)
+        return Prompt(tokens, answer, self._max_tokens, (), codec, messages)

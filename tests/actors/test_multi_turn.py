@@ -82,6 +82,9 @@ def test_the_first_observation_is_the_users_and_not_the_models() -> None:
     messages = ({"role": "system", "content": "Play."}, {"role": "user", "content": "Go: "})
     _, opened = _opening(Prompt(codec.opening(messages), 1, 40, (), codec, messages), "SFG")
     assert codec.decode(opened) == "[system]Play.[user]Go: SFG[assistant]" and messages[1]["content"] == "Go: "
+    begun = {"role": "assistant", "content": "I take"}
+    talk, opened = _opening(Prompt(codec.opening([*messages, begun]), 1, 40, (), codec, (*messages, begun)), "SFG")
+    assert codec.decode(opened) == "[system]Play.[user]Go: SFG[assistant]I take" and talk[-1] == begun
 
 
 class Closes:

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 from areal_like.tasks.chat import TokenizerCodec
 from areal_like.tasks.demonstrations import Demonstrations
 from areal_like.tasks.jsonl import Jsonl
+from areal_like.tasks.text import TEMPLATE
 from tests.tasks.templates import DEEPSEEK_R1, FAMILIES, QWEN, QWEN3, tokenizer_of, write_tokenizer
 
 FORGETFUL = (
@@ -130,6 +131,53 @@ def test_other_stop_tokens_end_no_turn_twice():
         assert words.decode(reply[:1]) == expected
 
 
+TALK = [user("2+2?"), {"role": "assistant", "content": "It is"}]
+
+
+@pytest.mark.parametrize("row", [{}, {"enable_thinking": True}, {"enable_thinking": False}])
+def test_arguments_of_the_chat_template_are_the_rows_or_the_tasks(tmp_path, row):
+    words = tokenizer(QWEN3)
+    folder = write_tokenizer(tmp_path / "t", FAMILIES["thinking"])
+    rows = [{"prompt": [user(each)], "answer": "1", "template": row} for each in "ab"]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = Jsonl(0, path=str(tmp_path / "d.jsonl"), tokenizer=folder, template={"enable_thinking": False})
+    prompt, given = task.prompt("train", 0), {"enable_thinking": False} | row
+    asked = {"tokenize": False, "add_generation_prompt": True, **given}
+    assert words.decode(prompt.tokens) == words.apply_chat_template(prompt.messages, **asked)
+    assert prompt.codec.opening(prompt.messages).tolist() == prompt.tokens.tolist()
+    begun = words.apply_chat_template([*prompt.messages, TALK[1], user("ok")], **asked)
+    shown = [*prompt.tokens, *prompt.codec.encode("It is<|im_end|>"), *prompt.codec.reply("ok")]
+    assert prompt.codec.rewrites("It is", [user("ok")]) != (words.decode(shown) == begun)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "gpt-oss"])
+def test_a_last_message_of_the_assistant_begins_the_answer(family):
+    codec = TokenizerCodec(tokenizer_of(FAMILIES[family]), chat=True)
+    asked, said = codec.opening(TALK[:1]), codec.encode("It is")
+    assert codec.opening(TALK).tolist() == [*asked, *said]
+    assert codec.continuation(TALK).tolist() == [*codec.continuation(TALK[:1]), *said]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "row", "error"),
+    [
+        ({"template": {"enable_thinkin": 1}}, {}, "^task.template: got 'enable_thinkin'"),
+        ({"template": {"tokenize": True}}, {}, "^task.template: got 'tokenize'"),
+        ({"template": {"a": 1}, "chat_template": False}, {}, "^task.template: only a chat template"),
+        ({"chat_template": "nowhere.jinja"}, {}, "^task.chat_template: got 'nowhere.jinja'"),
+        ({}, {"template": {"nothing": 1}}, r"\(row 0 of train\): 'template': got 'nothing'"),
+        ({}, {"template": 3}, ":1: 'template': got 3, expected an object"),
+        ({}, {"prompt": TALK[1:]}, ":1: 'prompt' ends with a message of the assistant"),
+        ({}, {"prompt": [*TALK, TALK[1]]}, ":1: 'prompt' ends with a message of the assistant"),
+    ],
+)
+def test_templates_and_beginnings_that_are_refused(tmp_path, knobs, row, error):
+    rows = [{"prompt": each, "answer": "1", **row} for each in "ab"]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises((ValueError, FileNotFoundError), match=error):
+        Jsonl(0, path=str(tmp_path / "d.jsonl"), tokenizer="bytes", **knobs).prompt("train", 0)
+
+
 @pytest.mark.parametrize("family", ["bytes", "llama 3", "mistral"])
 def test_a_saved_tokenizer_is_the_source_in_every_version_of_transformers(tmp_path, family):
     source = family if family == "bytes" else write_tokenizer(tmp_path / "t", FAMILIES[family])
@@ -139,6 +187,13 @@ def test_a_saved_tokenizer_is_the_source_in_every_version_of_transformers(tmp_pa
     task.save_tokenizer(str(final))
     config = json.loads((final / "tokenizer_config.json").read_text())
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast" and "extra_special_tokens" not in config
+    (tmp_path / "own.jinja").write_text(TEMPLATE.replace("}[{", "}<{"))
+    knobs = {"path": str(tmp_path / "d.jsonl"), "tokenizer": source, "chat_template": str(tmp_path / "own.jinja")}
+    own = Jsonl(0, **knobs)
+    (tmp_path / "own").mkdir()
+    own.save_tokenizer(str(tmp_path / "own"))
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "own")
+    assert loaded.apply_chat_template([user("x")], tokenize=False) == "<user]x" == own._codec._render([user("x")])
     if family == "bytes":
         assert AutoTokenizer.from_pretrained(final).get_vocab() == task.vocabulary
     else:
@@ -150,7 +205,7 @@ def test_what_no_turn_can_follow_or_begin_is_refused(tmp_path):
     assert task.prompt("train", 0).codec.stray_marks == "<|channel|>final<|message|>"
     with pytest.raises(ValueError, match="channel"):
         task.demonstration("train", 0)
-    prefilled = {"prompt": [user("2+2?"), {"role": "assistant", "content": "It is"}], "answer": "4"}
+    prefilled = {"prompt": TALK, "completion": "4"}
     (tmp_path / "p.jsonl").write_text(json.dumps(prefilled))
     with pytest.raises(ValueError, match=r"p\.jsonl:1: .*assistant"):
-        Jsonl(0, path=str(tmp_path / "p.jsonl"), tokenizer="bytes")
+        Demonstrations(0, path=str(tmp_path / "p.jsonl"), tokenizer="bytes")

@@ -178,3 +178,16 @@ def test_thoughts_that_the_template_opens_are_no_answer(make):
     prompt = task.prompt("train", 0)
     for said, reward in ((prompt.answer, 0.0), (f"9</think>{prompt.answer}", 1.0)):
         assert asyncio.run(task.reward(prompt, encode(task, said))) == reward
+
+
+def test_the_graded_text_begins_as_the_row_does(make):
+    """Whether the template has opened the thoughts is seen before that."""
+    rows = [{"prompt": [{"role": "user", "content": f"{i}?"}, ANSWER], "answer": "4"} for i in range(2)]
+    task = make(rows, reward="exact", suffix=" Box it.")
+    prompt = task.prompt("train", 0)
+    assert all_texts(task, "train")[0] == f"[user]{prompt.messages[0]['content']}[assistant]It is "
+    assert prompt.messages[0]["content"].endswith("? Box it.")
+    assert task.verification(prompt, encode(task, "4."))[1] == ("4", "It is 4.")
+
+
+ANSWER = {"role": "assistant", "content": "It is "}

@@ -105,6 +105,22 @@ def chat_prompt(codec: TokenizerCodec, most: int = 200) -> Prompt:
     return Prompt(codec.opening([user("2+2?")]), "4", most, (), codec, (user("2+2?"),))  # type: ignore[arg-type]
 
 
+def test_an_answer_that_an_agent_begins_is_one_message():
+    async def beginning(base_url, key, row):
+        talk = [*row["messages"], {"role": "assistant", "content": "It is"}]
+        end = await said(base_url, key, talk)
+        talk[-1] = {"role": "assistant", "content": talk[-1]["content"] + end["content"]}
+        await said(base_url, key, [*talk, user("ok"), {"role": "assistant", "content": "No"}])
+        return 1.0
+
+    codec = codec_of()
+    engine = Speaker(codec, " 4<eos>", "w<eos>")
+    sample = play(beginning, replace(limits_of(200), stop=(256,)), chat_prompt(codec), engine=engine)
+    whole = "[user]2+2?[assistant]It is 4<eos>[user]ok[assistant]Now<eos>"
+    assert sample.tokens.tolist() == codec.encode(whole).tolist() and sample.forks == []
+    assert codec.decode(sample.tokens[sample.prompt_length :][sample.loss_mask]) == " 4w"
+
+
 def test_tool_calls_are_served_and_their_results_are_shown_in_the_templates_words():
     heard: list[Any] = []
 
