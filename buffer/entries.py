@@ -102,11 +102,6 @@ class Entry(msgspec.Struct):
     failed: bool = False  # on an actor that could not roll it out
     failed_on: str = ""  # the last actor that failed, whose push was refused, or whose lease was revoked
 
-    def leased_to(self, actor: str, version: int) -> None:
-        self.actor, self.lease_version = actor, version
-        if actor and actor not in self.holders:
-            self.holders = (*self.holders, actor)
-
     @property
     def size(self) -> int:
         """Payload bytes of the group, partial ones included."""

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-State = tuple[dict[str, bytes], dict[int, tuple[str, int]], list[tuple[int, str, int, float, int]]]
-"""As `buffer.events.ResultsState`."""
+from buffer.events import ResultsState
+
 WINDOW = 4
 """Results that are kept per prompt."""
 HARD, RIGHT, EASY, NEW = "hard", "right", "easy", "new"
@@ -148,10 +148,10 @@ class Results:
         shares = zip(CLASSES, counts / max(1, counts.sum()), strict=False)
         return {"prompts/known": float(counts.sum())} | {f"prompts/{name}": float(share) for name, share in shares}
 
-    def state(self) -> State:
+    def state(self) -> ResultsState:
         return {name: task.state() for name, task in self._tasks.items()}, dict(self._awaited), list(self._fresh)
 
-    def load(self, state: State) -> None:
+    def load(self, state: ResultsState) -> None:
         tasks, awaited, fresh = state
         self._tasks = {}
         for name, prompts in tasks.items():

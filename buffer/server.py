@@ -18,16 +18,7 @@ from areal_like.wire import messages
 from areal_like.wire.frames import ONLY_THE_LEARNER, SAY_HELLO, Frame, Payloads, Received, WireError
 from areal_like.wire.groups import Head, unpack_heads
 from areal_like.wire.messages import Message
-from buffer.checks import (
-    AnswerLimits,
-    Unverified,
-    check_credit,
-    check_left_out,
-    check_published,
-    check_stats,
-    checked_answer,
-    faults_of_push,
-)
+from buffer import checks
 from buffer.deadlines import Deadlines
 from buffer.dispatch import Dispatcher
 from buffer.entries import LEASED, Entry, Stage
@@ -64,9 +55,9 @@ class Server:
         heartbeat_timeout: float,
         ready_timeout: float = math.inf,
         lease_timeout: float = 0.0,
-        verifiers: Unverified | None = None,
-        limits: AnswerLimits | None = None,
-        heldout_limits: AnswerLimits | None = None,
+        verifiers: checks.Unverified | None = None,
+        limits: checks.AnswerLimits | None = None,
+        heldout_limits: checks.AnswerLimits | None = None,
         samples: KeptSamples | None = None,
     ):
         self.dispatcher = dispatcher
@@ -74,8 +65,8 @@ class Server:
         self.store, self.outbox, self.gauges = self.groups.store, dispatcher.outbox, dispatcher.gauges
         self.router, self.fleet = self.peers.router, self.peers.fleet
         self.learner, self.weights, self.phase = self.peers.learner, self.peers.weights, self.peers.phase
-        self.verifiers, self.samples = verifiers or Unverified(), samples or KeptSamples()
-        self.limits, self.heldout_limits = limits or AnswerLimits(), heldout_limits or AnswerLimits()
+        self.verifiers, self.samples = verifiers or checks.Unverified(), samples or KeptSamples()
+        self.limits, self.heldout_limits = limits or checks.AnswerLimits(), heldout_limits or checks.AnswerLimits()
         self.deadlines = Deadlines(self.peers, self.groups, self.evaluation, self.gauges, lease_timeout)
         self.failures = self.deadlines.failures
         decided = self.peers, self.groups, self.evaluation, self.outbox, self.gauges
@@ -181,17 +172,17 @@ class Server:
             case messages.Push():
                 self._on_push(actor, message, payloads)
             case messages.Credit(ended):
-                check_credit(ended, actor.leased)
+                checks.check_credit(ended, actor.leased)
                 actor.ended = ended
             case messages.Heartbeat():
                 self._on_heartbeat(actor, message)
             case messages.Applied(version, digest):
-                check_published(version, digest, self.weights.digests)
+                checks.check_published(version, digest, self.weights.digests)
                 actor.version = max(actor.version, version)
             case messages.Evaluated():
                 self._on_evaluated(actor, message, payloads)
             case messages.LeftOut(group_id, cut, redrawn):
-                check_left_out(cut, redrawn, held[group_id], self.limits)
+                checks.check_left_out(cut, redrawn, held[group_id], self.limits)
                 self.groups.commit(LeaveOut(group_id, tuple(cut), redrawn))
             case messages.Failed():
                 self._on_failed(actor, message)
@@ -209,7 +200,7 @@ class Server:
 
     def _on_heartbeat(self, actor: Actor, message: messages.Heartbeat) -> None:
         now = self.peers.clock()
-        check_stats(message.stats)
+        checks.check_stats(message.stats)
         self.fleet.totals.note(actor.name, actor.peer, message.stats)
         actor.stats = message.stats
         self.verifiers.see(actor.name, actor.stats, self.fleet.by_name)
@@ -258,7 +249,7 @@ class Server:
         if len(heads) != len(payloads):
             raise WireError(f"push: {len(payloads)} payloads for {len(heads)} groups")
         known = self.weights.digests, self.learner.model, self.limits
-        return heads, faults_of_push(heads, payloads, self.store.entries, *known)
+        return heads, checks.faults_of_push(heads, payloads, self.store.entries, *known)
 
     def _take(self, head: Head, payload: Frame, now: float, actor: Actor, entry: Entry | None) -> bool:
         """Take a group in. Returns False if it is not expected (`GroupManager.push`)."""
@@ -276,8 +267,8 @@ class Server:
 
     def _on_evaluated(self, actor: Actor, message: messages.Evaluated, payloads: Payloads) -> None:
         number = self.evaluation.row_of(actor.name, message.id)
-        limits = AnswerLimits() if number is None else self.heldout_limits
-        answer = checked_answer(message, payloads, self.learner.model, self.weights.digests, limits, number or 0)
+        limits = checks.AnswerLimits() if number is None else self.heldout_limits
+        answer = checks.checked_answer(message, payloads, self.learner.model, self.weights.digests, limits, number or 0)
         if number is None:
             return
         found = AnswerResult(message.reward, message.length, message.oldest, message.newest)

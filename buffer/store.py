@@ -91,8 +91,9 @@ class Store:
         entry = self.entries[event.id]
         if not event.resumes:
             self._set_partial(entry, None)
-        entry.leased_to(event.actor, event.version)
-        entry.cut = ()
+        entry.actor, entry.lease_version, entry.cut = event.actor, event.version, ()
+        if event.actor not in ("", *entry.holders):
+            entry.holders = (*entry.holders, event.actor)
         self.entries.move(entry, Stage.RUNNING)
 
     def _recall(self, event: events.Recall, *_: object) -> None:

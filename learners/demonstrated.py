@@ -75,8 +75,14 @@ class Demonstrated:
     def _made(self, index: int) -> Batch:
         count, version = self._config.groups_per_batch, index // self._config.weight_sync_interval
         rows = rows_of(self._config.run.seed, index * count, count, self._task.size("train"))
-        shown = [as_sample(self._task.demonstration("train", row), version) for row in rows]
-        groups = [Group(index * count + place, [sample], {version: SHOWN}) for place, sample in enumerate(shown)]
+        groups = []
+        for group_id, row in enumerate(rows, index * count):
+            shown: Demonstration = self._task.demonstration("train", row)
+            tokens = np.concatenate([shown.prompt.tokens, shown.tokens]).astype(np.int32)
+            size, logprobs = len(shown.tokens), np.zeros(len(shown.tokens), np.float32)  # no policy sampled it
+            runs = [(version, size)]
+            sample = Sample(tokens, len(shown.prompt.tokens), logprobs, shown.trained, runs, 0.0, "stop")
+            groups.append(Group(group_id, [sample], {version: SHOWN}))
         if self._ranks == 1:
             return Batch(index, version, groups)
         longest_first = sorted(range(count), key=lambda place: -len(groups[place].samples[0].tokens))
@@ -112,11 +118,3 @@ def rows_of(seed: int, first: int, count: int, size: int) -> list[int]:
     epochs = {place // size for place in range(first, first + count)}
     orders = {epoch: np.random.default_rng((seed, epoch)).permutation(size) for epoch in epochs}
     return [int(orders[place // size][place % size]) for place in range(first, first + count)]
-
-
-def as_sample(shown: Demonstration, version: int) -> Sample:
-    """The demonstration as a sample. No policy sampled it, so its behaviour logprobs are 0 and it has no reward."""
-    count = len(shown.tokens)
-    tokens = np.concatenate([shown.prompt.tokens, shown.tokens]).astype(np.int32)
-    logprobs = np.zeros(count, np.float32)
-    return Sample(tokens, len(shown.prompt.tokens), logprobs, shown.trained, [(version, count)], 0.0, "stop")

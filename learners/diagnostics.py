@@ -20,11 +20,6 @@ BUCKETS = 65
 """Buckets that a 64-bit staleness may fall into."""
 
 
-def bucket_of(staleness: np.ndarray) -> np.ndarray:
-    """The number of each staleness's bucket: int64 [N], from staleness int64 [N], not negative."""
-    return np.where(staleness > 0, 1 + np.floor(np.log2(np.maximum(staleness, 1))), 0).astype(np.int64)
-
-
 class TokenTally:
     """Collects the per-token numbers of one train step and turns them into metrics."""
 
@@ -58,7 +53,8 @@ class TokenTally:
         sums, most = np.zeros((3, len(names), BUCKETS)), np.full((len(names), BUCKETS), -np.inf)
         for row, name in enumerate(names):
             if name in own:
-                values, bucket = own[name][0], bucket_of(own[name][1])
+                values, staleness = own[name]
+                bucket = np.where(staleness > 0, 1 + np.floor(np.log2(np.maximum(staleness, 1))), 0).astype(np.int64)
                 for power in range(3):
                     sums[power, row] = np.bincount(bucket, values**power, BUCKETS)
                 if name in WITH_MAX:

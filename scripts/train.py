@@ -30,20 +30,10 @@ from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
 from areal_like.machine import has_gpu
 from areal_like.places import COMMANDS, INSTALLED, REPOSITORY
-from areal_like.run import checkpoints
+from areal_like.run import checkpoints, run_folder
 from areal_like.run.metrics import keep_steps
 from areal_like.run.process import EXIT_PAUSED
-from areal_like.run.run_folder import (
-    CONFIG,
-    NEXT,
-    RECORD,
-    RENDEZVOUS,
-    SUBMITTED,
-    SUMMARY,
-    discard,
-    room_wanted,
-    write,
-)
+from areal_like.run.run_folder import CONFIG, NEXT, SUBMITTED, SUMMARY
 from areal_like.wire import keys
 from areal_like.wire.bus import NODE, is_loopback
 from areal_like.wire.link import BusError
@@ -166,7 +156,7 @@ def write_record(config: Config, folder: Path, argv: list[str], data: dict[str, 
     configs.save(config, folder / CONFIG)
     command = ["python", "-m", f"{COMMANDS}.train", *argv]
     record = {"command": command, "commit": commit(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-    write(folder / RECORD, json.dumps(record | {"data": data}, indent=2) + "\n")
+    run_folder.write(folder / run_folder.RECORD, json.dumps(record | {"data": data}, indent=2) + "\n")
 
 
 def commit() -> str | None:
@@ -211,7 +201,7 @@ def prepare(args: argparse.Namespace, argv: list[str]) -> tuple[Path, Config, Te
         earlier_runs.check_data(config, earlier, data)
         changed = earlier_runs.changes(config, earlier)
         print(f"resuming {earlier}{' with ' if changed else ''}{', '.join(changed)}")
-        discard(earlier)
+        run_folder.discard(earlier)
         keep_steps(earlier / "metrics.jsonl", checkpoints.steps_done(earlier))  # before anybody reads them
         (earlier / NEXT).mkdir()  # until the first train step: see areal_like.run.run_folder
         write_record(config, earlier / NEXT, argv, data)
@@ -265,7 +255,7 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     display = Display(config, folder, plain or launcher.ONE_PROCESS)
     try:
         signals.check()
-        shutil.rmtree(folder / RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
+        shutil.rmtree(folder / run_folder.RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
         display.say(f"starting {', '.join(role.name for role in roles)} (launcher={config.launcher['name']})")
         launcher.start(roles, signals.check)
         with display:
@@ -278,12 +268,12 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
             display.update(launcher.running.deaths, last=True)
     finally:
         launcher.stop()
-        shutil.rmtree(folder / RENDEZVOUS, ignore_errors=True)
+        shutil.rmtree(folder / run_folder.RENDEZVOUS, ignore_errors=True)
         display.close()
     path = folder / SUMMARY
     deaths, left_out = launcher.running.deaths, launcher.running.left_out
     summary = json.loads(path.read_bytes()) | {"restarts": len(deaths) - len(left_out), "left_out": left_out}
-    write(path, json.dumps(summary, indent=2) + "\n")
+    run_folder.write(path, json.dumps(summary, indent=2) + "\n")
     return summary
 
 
@@ -306,7 +296,7 @@ def submit(submission: Any, folder: Path, held: TextIO) -> None:
 def in_words(error: Exception, place: str | Path) -> str:
     """An error as text. For a full disk: what to do, on the disk of the error's file (without one, of `place`)."""
     if isinstance(error, OSError) and error.errno in FULL:
-        return f"{error.strerror}: {room_wanted(Path(error.filename or place).absolute())}"
+        return f"{error.strerror}: {run_folder.room_wanted(Path(error.filename or place).absolute())}"
     return str(error)
 
 
@@ -334,7 +324,7 @@ def train(folder: Path, config: Config, held: TextIO, plain: bool, signals: Sign
         code, resumable = 1, not isinstance(error, UserError) and getattr(error, "resumable", True)
         print(f"error: {in_words(error, folder)}", file=sys.stderr)
     finally:
-        discard(folder)
+        run_folder.discard(folder)
     if resumable and earlier_runs.holds_progress(config, folder):
         print(f"to continue: the same command with {shlex.quote(f'resume={folder}')}", file=sys.stderr)
     return code
@@ -366,7 +356,7 @@ def inline(config: str, *overrides: str) -> dict[str, Any]:
             assert prepared, "a config and overrides always start a run"
             folder, resolved, held = prepared
             with held, contextlib.ExitStack() as left:
-                left.callback(discard, folder)
+                left.callback(run_folder.discard, folder)
                 return run(resolved, folder, True, signals)
         except RunFailed as failed:
             error = failed.__cause__ or failed

@@ -13,7 +13,7 @@ import numpy as np
 
 from actors import measures
 from actors.agents.chat import Terms
-from actors.agents.conversation import Conversation, Turn
+from actors.agents.conversation import Conversation
 from actors.agents.endpoint import endpoint
 from actors.agents.programs import AgentError, Reward, play
 from actors.measures import AGENTS
@@ -119,12 +119,8 @@ async def _sample(conversation: Conversation, earned: Reward, reward: RewardFunc
         score = await reward(prompt, last.completion.tokens) if earned is None else earned
     sample = transcript.sample(score, finish)
     if transcript.whole.trained:
-        measures.note_turns(sample, transcript.turns, *_tools_used(last))
+        calls = sum(len(message.get("tool_calls", ())) for message in last.messages)
+        results = (message["content"].lower() for message in last.messages if message["role"] == "tool")
+        errors = sum(result.startswith(measures.FAILED) for result in results)
+        measures.note_turns(sample, transcript.turns, calls, errors)
     return sample
-
-
-def _tools_used(last: Turn) -> tuple[int, int]:
-    """Calls of tools in the conversation, and how many results say that theirs failed."""
-    calls = sum(len(message.get("tool_calls", ())) for message in last.messages)
-    results = (message["content"] for message in last.messages if message["role"] == "tool")
-    return calls, sum(result.lower().startswith(measures.FAILED) for result in results)

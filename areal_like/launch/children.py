@@ -14,16 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from areal_like.config.schema import Config
-from areal_like.launch.outcome import (
-    Death,
-    LastWords,
-    RunFailed,
-    has_ended_well,
-    in_words,
-    is_from_outside,
-    may_resume,
-    nothing,
-)
+from areal_like.launch import outcome
+from areal_like.launch.outcome import Death, RunFailed, nothing
 from areal_like.launch.plan import RoleSpec
 from areal_like.run.process import EXIT_USER_ERROR, TERM_SECONDS
 from areal_like.run.run_folder import has_stepped
@@ -132,7 +124,7 @@ class Children:
         self._processes: dict[str, tuple[RoleSpec, RoleProcess]] = {}
         self._due: dict[str, tuple[float, RoleSpec]] = {}  # actors that wait for a restart, and until when
         self._actors: list[str] = []
-        self._restarts, self._words = Restarts(limits), LastWords(run, on_nodes)
+        self._restarts, self._words = Restarts(limits), outcome.LastWords(run, on_nodes)
         self._lives: dict[str, int] = {}
 
     @property
@@ -175,11 +167,11 @@ class Children:
             process.end(signal.SIGKILL)  # its own children must end too
             if not role.essential:
                 self._actor_died(role, process.pid, code)
-            elif has_ended_well(role.name, code):
+            elif outcome.has_ended_well(role.name, code):
                 return True
             else:
                 report, _ = self._words.of(role.name, code, self._lives[role.name])
-                raise RunFailed(report, may_resume(self.run, code))
+                raise RunFailed(report, outcome.may_resume(self.run, code))
         now = time.monotonic()
         for role in [role for due, role in self._due.values() if due <= now]:
             del self._due[role.name]
@@ -190,9 +182,9 @@ class Children:
         name, (report, error) = self._name(role), self._words.of(role.name, code, self._lives[role.name])
         self._lives[role.name] += 1
         delay = None if code == EXIT_USER_ERROR else self._restarts.delay(role.name)
-        by_itself = not is_from_outside(code)
+        by_itself = not outcome.is_from_outside(code)
         pid = 0 if self._on_nodes else pid
-        self.deaths.append(Death(name, pid, in_words(code), self._lives[role.name], delay, error, by_itself))
+        self.deaths.append(Death(name, pid, outcome.in_words(code), self._lives[role.name], delay, error, by_itself))
         if delay is None:
             self.left_out[role.name] = report
         else:
@@ -201,13 +193,13 @@ class Children:
             return
         if code == EXIT_USER_ERROR:
             raise RunFailed(report, resumable=False)
-        cause = (error or in_words(code)) if by_itself else ""
+        cause = (error or outcome.in_words(code)) if by_itself else ""
         if self._restarts.strikes_all(role.name, cause, self._actors) and not has_stepped(self.run):
             many = f"all {len(self._actors)} actors fail alike" if len(self._actors) > 1 else "it fails again and again"
             raise RunFailed(f"{report}; {many}, before the first train step", resumable=False)
         if len(self.left_out) == len(self._actors):
             none = f"; none of {len(self._actors)} actors is left" * (len(self._actors) > 1)
-            raise RunFailed(report + none, may_resume(self.run, code))
+            raise RunFailed(report + none, outcome.may_resume(self.run, code))
 
     def end(self) -> None:
         """End every process: `end_signal`, then SIGKILL. A warning names processes that may still run."""

@@ -41,7 +41,7 @@ class RoleThread(Orders):
         self.ended = self._paused = False
         self.error: BaseException | None = None
         self._pause: Callable[[], object] = nothing
-        self._end: Callable[[], object] | None = None
+        self.ask_to_end: Callable[[], object] = lambda: setattr(member, "error", Terminated(EXIT_TERMINATED))
 
     def start(self, role: Role) -> None:
         self.role = role
@@ -58,7 +58,7 @@ class RoleThread(Orders):
             self.ended = True
 
     def on_end(self, begin: Callable[[], object], seconds: int = 0) -> None:
-        self._end = begin
+        self.ask_to_end = begin
 
     def on_pause(self, begin: Callable[[], object]) -> None:
         self._pause = begin
@@ -71,12 +71,6 @@ class RoleThread(Orders):
 
     def end_within(self, seconds: int) -> None:
         """Does nothing: only the launcher ends this role."""
-
-    def ask_to_end(self) -> None:
-        if self._end:
-            self._end()
-        else:
-            self.member.error = Terminated(EXIT_TERMINATED)
 
     def interrupt(self) -> None:
         """Raise an exception in the thread. This ends an endless loop in Python, but not one in C."""

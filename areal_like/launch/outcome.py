@@ -4,14 +4,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from areal_like.run.process import (
-    EXIT_NO_SPACE,
-    EXIT_NODE_FAILED,
-    EXIT_PAUSED,
-    EXIT_STOPPED,
-    EXIT_TERMINATED,
-    EXIT_USER_ERROR,
-)
+from areal_like.run import process
 from areal_like.run.run_folder import has_stepped, room_wanted
 
 TAIL_BYTES, TAIL_LINES = 1 << 14, 5
@@ -64,24 +57,24 @@ class Death:
 
 def has_ended_well(name: str, code: int) -> bool:
     """Is the run finished, now that this role has ended? Raises RunStopped."""
-    if name == "buffer" and code == EXIT_STOPPED:
+    if name == "buffer" and code == process.EXIT_STOPPED:
         raise RunStopped("stopped without the learner; a resume continues from the last checkpoint", paused=False)
-    if name == "learner" and code in (EXIT_PAUSED, EXIT_STOPPED):
-        paused = code == EXIT_PAUSED
+    if name == "learner" and code in (process.EXIT_PAUSED, process.EXIT_STOPPED):
+        paused = code == process.EXIT_PAUSED
         raise RunStopped(f"{'paused' if paused else 'stopped'} at a checkpoint", paused)
     return name == "learner" and code == 0
 
 
 def may_resume(run: Path, code: int) -> bool:
     """An error before the first train step would happen again."""
-    own_error = 0 < code < 128 and code != EXIT_NO_SPACE
-    return code != EXIT_USER_ERROR and (not own_error or has_stepped(run))
+    own_error = 0 < code < 128 and code != process.EXIT_NO_SPACE
+    return code != process.EXIT_USER_ERROR and (not own_error or has_stepped(run))
 
 
 def in_words(code: int) -> str:
-    if code == EXIT_TERMINATED:
+    if code == process.EXIT_TERMINATED:
         return "was ended by SIGTERM"
-    if code == EXIT_NODE_FAILED:
+    if code == process.EXIT_NODE_FAILED:
         return "was lost with its node"
     if number := _signal_of(code):
         return f"was killed by {signal.Signals(number).name if number in set(signal.Signals) else f'signal {number}'}"
@@ -90,11 +83,11 @@ def in_words(code: int) -> str:
 
 def _signal_of(code: int) -> int:
     """The number of the signal that ended a process, as subprocess, a shell or srun reports it; 0: none."""
-    return -code if code < 0 else code - 128 if 128 < code < EXIT_NODE_FAILED else 0
+    return -code if code < 0 else code - 128 if 128 < code < process.EXIT_NODE_FAILED else 0
 
 
 def is_from_outside(code: int) -> bool:
-    return code in (EXIT_NODE_FAILED, EXIT_NO_SPACE) or _signal_of(code) in _FROM_OUTSIDE
+    return code in (process.EXIT_NODE_FAILED, process.EXIT_NO_SPACE) or _signal_of(code) in _FROM_OUTSIDE
 
 
 class LastWords:
@@ -116,7 +109,7 @@ class LastWords:
         path, lines = self._tail(name)
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         error = errors[-1] if errors else ""
-        if code == EXIT_NO_SPACE:
+        if code == process.EXIT_NO_SPACE:
             return f"{name}{again}: {error or 'No space left on device'}: {room_wanted(self._run)}", error
         if error and code > 0:
             return f"{name}{again}: {error} (its log: {path})", error

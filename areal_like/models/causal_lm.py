@@ -199,10 +199,6 @@ def tensors_of(state: State) -> Iterator[tuple[str, torch.Tensor]]:
         yield spec.name, _as_torch(spec, bits).view(spec.shape)
 
 
-def _nothing(_: int) -> None:
-    pass
-
-
 @torch.no_grad()
 def read_state(tensors: Mapping[str, torch.Tensor], state: State, done: Callable[[int], None] | None = None) -> None:
     """Round tensors to the state's dtypes (nearest even) and write their bits into it; of a state that is a part, the
@@ -211,7 +207,7 @@ def read_state(tensors: Mapping[str, torch.Tensor], state: State, done: Callable
     for spec, bits in state.tensors():
         tensor = tensors[spec.name].detach()
         offset += -(-bits.nbytes // ALIGN) * ALIGN
-        arrived = functools.partial(done or _nothing, offset)
+        arrived = functools.partial(done or (lambda _: None), offset)
         if tensor.is_cuda:
             outbound = outbound or Outbound(tensor.device)
             outbound.copy(tensor, _as_torch(spec, bits), arrived)

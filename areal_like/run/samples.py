@@ -76,19 +76,17 @@ class Kept(msgspec.Struct, omit_defaults=True):
         return self.version - min((version for version, _ in self.runs), default=self.version)
 
 
-def kept(  # noqa: PLR0913 (they are fields)
+def kept(
     fate: Fate,
     step: int,
     version: int,
     place: tuple[int, int],
     sample: Sample,
-    *,
-    why: str = "",
-    actor: str = "",
-    of: str = "heldout",
     numbers: Mapping[str, np.ndarray] | None = None,
+    **words: Any,
 ) -> Kept:
-    """The record of a sample. `place`: (group, index); `numbers`: name → float [R]; rows of NaN are left out."""
+    """The record of a sample. `place`: (group, index); `numbers`: name → float [R]; rows of NaN are left out. `words`:
+    `why`, `actor` and `of`."""
     rows = {
         name: np.round(row.astype(np.float64), DIGITS)
         for name, row in {"logprob": sample.logprobs, **(numbers or {})}.items()
@@ -107,9 +105,7 @@ def kept(  # noqa: PLR0913 (they are fields)
         masked=np.flatnonzero(~np.asarray(sample.loss_mask, bool)).tolist(),
         numbers={name: row.tolist() for name, row in rows.items() if not np.isnan(row).all()},
         forks=list(sample.forks),
-        why=why,
-        actor=actor,
-        of=of,
+        **words,
     )
 
 
