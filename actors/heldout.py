@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from actors.failures import Failures, check_rewards
 from actors.resumption import Recorder
+from actors.reward_pool import NoReward
 from areal_like.interfaces import RewardFunction, RolloutEngine, Workflow
 from areal_like.partial import PartialSample
 from areal_like.sampling import stream_key
@@ -83,8 +84,11 @@ class Answers:
         try:
             sample = await workflow(recorder, recorder.reward, prompt, limits, request)
             if sample is not None:
+                sample.parts = recorder.parts | sample.parts
                 check_rewards(sample)
             return sample
+        except NoReward:
+            return None
         except Exception:
             self.failures.log(f"{lease.split}: prompt {lease.row}, answer {lease.sample}")
             return None

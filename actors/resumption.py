@@ -33,11 +33,13 @@ def limited(engine: Any) -> AbstractContextManager[None]:
 
 class Recorder:
     """`engine` and `verifier` as one sample sees them; `record` holds their answers, some from an earlier lease. After
-    `close` no more tokens are sampled. `tokens` and `answers` (of either) have come here: see `actors.progress`."""
+    `close` no more tokens are sampled. `tokens` and `answers` (of either) have come here: see `actors.progress`.
+    `parts`: sums of those of the rewards."""
 
     def __init__(self, engine: RolloutEngine, verifier: RewardFunction, record: PartialSample):
         self.engine, self.verifier, self.record = engine, verifier, record
         self.tokens = self.answers = 0
+        self.parts: dict[str, float] = {}
         self._closed = False
         self._open = self._limited = 0
         self._idle = asyncio.Event()
@@ -90,8 +92,13 @@ class Recorder:
         key = digest_of(tokens)
         if key not in self.record.scores:
             with self.limited():
-                self.record.scores[key] = float(await self.verifier(prompt, tokens))
+                score = await self.verifier(prompt, tokens)
+            self.record.scores[key] = float(score)
+            if parts := getattr(score, "parts", None):
+                self.record.parts[key] = dict(parts)
             self.answers += 1
+        for name, part in self.record.parts.get(key, {}).items():
+            self.parts[name] = self.parts.get(name, 0.0) + part
         return self.record.scores[key]
 
     @contextmanager

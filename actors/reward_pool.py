@@ -16,6 +16,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -26,12 +27,16 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from pkgutil import resolve_name
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
 from actors.child import GUARD, die_with_parent
 from areal_like.tasks.sandbox import WALL
+from areal_like.types import MOST_PARTS, PART
+
+if TYPE_CHECKING:
+    from typing import Self
 
 START_SECONDS = 60.0
 """Seconds that a worker has to start and import the verifier. Overrunning is an error, not a timeout (reward 0)."""
@@ -41,8 +46,21 @@ LATEST = 1024
 """Number of calls for the quantiles."""
 
 
+Verdict = float | dict[str, float] | None
+"""A reward, its parts by name, or none."""
 MACHINE = (ImportError, OSError)
 """Errors of the machine that a verifier runs on; the answer is not the cause."""
+
+
+class PartedReward(float):
+    """A reward, and its `parts` by name, before their weights."""
+
+    def __new__(cls, reward: float, parts: Mapping[str, float]) -> Self:
+        found = super().__new__(cls, reward)
+        found.parts = parts
+        return found
+
+    parts: Mapping[str, float]
 
 
 class RewardError(RuntimeError):
@@ -54,6 +72,12 @@ class RewardError(RuntimeError):
 
 class MachineError(RewardError):
     """The machine's fault, and not the answer's: no worker process, or an error of `MACHINE`."""
+
+
+class NoReward(RewardError):
+    """The verifier returned None: the sample is left out of its group."""
+
+    redraw = False
 
 
 class RewardTimeout(RewardError):
@@ -77,15 +101,15 @@ class RewardPool:
             self._free.put_nowait(worker)
         self._closed = False
         self.answered = 0  # calls of any verifier that have ended, also of one that runs in this process
-        self.calls = self.timeouts = self.errors = self.unverified = 0
+        self.calls = self.timeouts = self.errors = self.unverified = self.unscored = 0
         self.note = ""  # the newest error of any verifier
 
     async def score(
         self, verifier: str, *arguments: Any, knobs: Mapping[str, Any] | None = None, several: bool = False
     ) -> Any:
-        """The number that the function `verifier` ("module:name") returns for these arguments and knobs (JSON values),
-        or the list of `several`, one per answer of a group. Raises RewardTimeout, RewardError, and TypeError for an
-        argument that JSON cannot carry."""
+        """The reward (`Verdict`) that the function `verifier` ("module:name") gives for these arguments and knobs (JSON
+        values), or numbers of `several`, one per answer of a group. Raises RewardTimeout, RewardError, and TypeError
+        for an argument that JSON cannot carry."""
         request = {"verifier": verifier, "arguments": arguments, "knobs": knobs or {}, "several": several}
         line = json.dumps(request | {"limit": self._timeout}).encode() + b"\n"
         worker = await self._free.get()
@@ -111,7 +135,7 @@ class RewardPool:
     def stats(self) -> dict[str, float]:
         """As in `actors.measures`: `timeouts` of single answers, `errors` (all other failures), quantiles of the latest
         answered calls. Without calls of the pool only numbers above 0."""
-        names = ("answered", "calls", "timeouts", "errors", "unverified")
+        names = ("answered", "calls", "timeouts", "errors", "unverified", "unscored")
         found = {f"sum:rewards/{name}": float(getattr(self, name)) for name in names}
         p50, p99 = np.quantile(self._seconds, [0.5, 0.99]) if self._seconds else (0.0, 0.0)
         found |= {"max:rewards/seconds_p50": float(p50), "max:rewards/seconds_p99": float(p99)}
@@ -242,16 +266,27 @@ def _answer(request: dict[str, Any], replies: TextIO) -> None:
     print(json.dumps(reply), file=replies, flush=True)
 
 
-def _score(verifier: Callable[..., Any], request: dict[str, Any]) -> float | list[float]:
+def _score(verifier: Callable[..., Any], request: dict[str, Any]) -> Verdict | list[float]:
     found = verifier(*request["arguments"], **request["knobs"])
-    several = request["several"]
-    try:
-        scores = [float(each) for each in (found if several else [found])]
-    except (TypeError, ValueError, OverflowError):
-        scores = [math.nan]
-    if not all(map(math.isfinite, scores)):
-        raise ValueError(f"it returned {found!r}, expected {'finite numbers' if several else 'a finite number'}")
-    return scores if several else scores[0]
+    if not request["several"]:
+        return verdict(found)
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        scores = [float(each) for each in found]
+        if all(map(math.isfinite, scores)):
+            return scores
+    raise ValueError(f"it returned {found!r}, expected finite numbers")
+
+
+def verdict(found: Any) -> Verdict:
+    """A verifier's result in plain numbers. Raises ValueError."""
+    if found is None:
+        return None
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        parts = found if isinstance(found, Mapping) else {"reward": found}
+        numbers = {name: float(part) for name, part in parts.items() if re.search(PART, name)}
+        if 0 < len(numbers) == len(parts) <= MOST_PARTS and all(map(math.isfinite, numbers.values())):
+            return numbers if isinstance(found, Mapping) else numbers["reward"]
+    raise ValueError(f"it returned {found!r}, expected a finite number, {{name: number}} of its parts, or None")
 
 
 def worded(error: BaseException, verifier: Any) -> str:

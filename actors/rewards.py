@@ -3,6 +3,9 @@
 A task whose verifier may be slow, hang or crash has `verification` (`areal_like.interfaces.PooledTask`): its calls go
 to the pool. An answer that can't be verified in time earns 0 (RollPacker, §4), by default also one whose verifier
 raises; both are counted. Another draw would leave out what cannot be parsed.
+
+A verifier returns a number, `{name: number}` of a reward's parts, which the task's `reward_weights` add up (each 1, if
+not given), or None: the sample is left out of its group, and counted (`unscored`).
 """
 
 from __future__ import annotations
@@ -10,10 +13,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
-from actors.reward_pool import MACHINE, MachineError, RewardError, RewardPool, RewardTimeout, worded
+from actors.reward_pool import (
+    MACHINE,
+    MachineError,
+    NoReward,
+    PartedReward,
+    RewardError,
+    RewardPool,
+    RewardTimeout,
+    Verdict,
+    verdict,
+    worded,
+)
 from areal_like.interfaces import PooledTask, RewardFunction, Task
 from areal_like.types import Prompt
 from areal_like.wire.messages import LARGEST_REWARD
@@ -26,7 +41,8 @@ def reward_function(
     task: Task, pool: RewardPool, *, timeout: float = math.inf, on_error: str = "zero"
 ) -> RewardFunction:
     """`async (prompt, tokens) -> float` for this task. `timeout`: seconds that a verifier in this process may wait.
-    Raises MachineError for a fault of the machine and, unless `on_error` is "zero", RewardError for any other."""
+    Raises NoReward, MachineError for a fault of the machine and, unless `on_error` is "zero", RewardError for any
+    other."""
     if not hasattr(task, "members"):
         return _Verifier(task, pool, timeout, on_error)
     each = {name: _Verifier(member, pool, timeout, on_error) for name, member in task.members.items()}
@@ -37,12 +53,16 @@ class _Verifier:
     def __init__(self, task: Task, pool: RewardPool, timeout: float, on_error: str):
         self._task, self._pool, self._timeout, self._on_error = task, pool, timeout, on_error
         self._name = f"{type(task).__module__}:{type(task).__qualname__}.reward"
+        self._weights: Mapping[str, float] = getattr(task, "reward_weights", None) or {}
         self._logged = 0
 
     async def __call__(self, prompt: Prompt, tokens: np.ndarray) -> float:
         try:
             return await self._checked(prompt, tokens)
         except MachineError:
+            raise
+        except NoReward:
+            self._pool.unscored += 1
             raise
         except RewardTimeout:
             pass
@@ -60,25 +80,33 @@ class _Verifier:
 
     async def _checked(self, prompt: Prompt, tokens: np.ndarray) -> float:
         try:
-            score = float(await self._verified(prompt, tokens))
+            found = await self._verified(prompt, tokens)
         except RewardError:
             raise
         except Exception as error:
             kind = MachineError if isinstance(error, MACHINE) else RewardError
             raise kind(f"{self._name} raised {worded(error, self._task.reward)}") from error
-        if not abs(score) <= LARGEST_REWARD:
-            text = f"the task's verifier {self._name} returned {score:g}: expected a finite number in float32"
+        if found is None:
+            raise NoReward(f"{self._name} returned None")
+        parts = found if isinstance(found, dict) else {}
+        if missing := self._weights.keys() - parts.keys():
+            got = f"parts of the reward {', '.join(parts)}" if parts else "a number without parts"
+            raise RewardError(f"reward_weights name {', '.join(sorted(missing))}; {self._name} returned {got}")
+        score = found if isinstance(found, float) else sum(self._weights.get(each, 1.0) * parts[each] for each in parts)
+        if not max(map(abs, (score, *parts.values()))) <= LARGEST_REWARD:
+            text = f"the task's verifier {self._name} returned {found}: expected finite numbers in float32"
             raise RewardError(text)
-        return score
+        return PartedReward(score, parts)
 
-    async def _verified(self, prompt: Prompt, tokens: np.ndarray) -> float:
+    async def _verified(self, prompt: Prompt, tokens: np.ndarray) -> Verdict:
         if isinstance(self._task, PooledTask):
             self._name, arguments, *knobs = self._task.verification(prompt, tokens)
-            return await self._pool.score(self._name, *arguments, knobs=dict(*knobs))
+            found: Verdict = await self._pool.score(self._name, *arguments, knobs=dict(*knobs))
+            return found
         limit = asyncio.timeout(self._timeout if self._timeout < math.inf else None)
         try:
             async with limit:
-                return await self._task.reward(prompt, tokens)
+                return verdict(await self._task.reward(prompt, tokens))
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import ExitStack
@@ -22,7 +23,7 @@ from actors.group_rewards import GroupRewards
 from actors.heldout import Answers, Heldout
 from actors.progress import Progress
 from actors.resumption import Recorder
-from actors.reward_pool import RewardError
+from actors.reward_pool import NoReward, RewardError
 from actors.workflows import with_filler
 from areal_like.interfaces import RewardFunction, RolloutEngine, Task, Workflow
 from areal_like.partial import CarriedSamples, PartialSample
@@ -61,6 +62,13 @@ class _Running:
     handed_back: bool = False
     cut: list[PartialSample] = field(default_factory=list)  # started samples that the group does not wait for
     redrawn: list[str] = field(default_factory=list)  # the reason of each sample that was drawn again
+    unscored: int = 0  # samples without a reward
+
+    @property
+    def need(self) -> float:
+        """As many samples make the group. Infinite: too few have a reward."""
+        need = min(self.lease.need, self.lease.launch - self.unscored)
+        return need if need >= min(2, self.lease.need) else math.inf
 
     def partial_samples(self) -> dict[int, PartialSample]:
         """The tokens of each started sample, here or under an earlier lease."""
@@ -199,7 +207,7 @@ class Worker:
         try:
             prompt = self.task.prompt(lease.split, lease.row)
             samples, reason, detail = await self._samples(group, prompt)
-            if len(samples) >= lease.need:
+            if len(samples) >= group.need:
                 samples = await self._compared(prompt, samples, group.recorders.values())
                 self._push(group, samples, time.monotonic() - begin)
                 return
@@ -229,28 +237,32 @@ class Worker:
             self.client.send(messages.LeftOut(group.lease.group_id, cut, group.redrawn))
         if counted := getattr(self.engine, "step_costs", None):
             counted.lengths.append([sample.response_length for sample in samples])
-        self.client.push(Group(group.lease.group_id, samples, digests, seconds))
+        missing = group.lease.need - len(samples)
+        self.client.push(Group(group.lease.group_id, samples, digests, seconds, unscored=missing))
 
     async def _samples(self, group: _Running, prompt: Prompt) -> tuple[list[Sample], str, str]:
-        """The first `need` good samples in the order of their index, and why some are missing, if they are."""
+        """The first good samples that make the group, in the order of their index, and why some are missing, if so."""
         lease = group.lease
         runs = {self._spawn_sample(group, prompt, index): index for index in range(lease.launch)}
         good: dict[int, Sample] = {}
         reason, detail = "rejected", ""
         pending = set(runs)
         try:
-            while pending and len(good) < lease.need:
+            while pending and len(good) < group.need:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for run in done:
                     if run.cancelled():  # by itself: who cancels a group does not come here
                         reason, detail = "failed", "the sample was cancelled"
+                    elif isinstance(run.exception(), NoReward):
+                        group.unscored += 1
+                        reason, detail = "no reward", f"{group.unscored} of {lease.launch} samples; {run.exception()}"
                     elif error := run.exception():
                         reason, detail = reason_of(error), printable(repr(error))
                     elif run.result() is not None:
                         good[runs[run]] = run.result()
-                if len(good) + len(pending) < lease.need:
+                if len(good) + len(pending) < group.need:
                     break
-            if pending and len(good) >= lease.need:
+            if pending and len(good) >= group.need:
                 await self._cut(group, [runs[run] for run in pending])
         finally:
             for run in pending:
@@ -282,6 +294,9 @@ class Worker:
                 sample = await self._try_sample(group, prompt, index, attempt, record)
                 self.failures.ended()
                 return sample
+            except NoReward:
+                self.failures.ended()
+                raise
             except tuple(CRASHES) as error:
                 crash = self.failures.crashed(error)
                 if attempt == RESAMPLES or group.handed_back or not getattr(error, "redraw", True):
@@ -302,6 +317,7 @@ class Worker:
         recorder = group.recorders[request] = Recorder(self.engine, self.reward, record)
         sample = await self.rollout.workflow(recorder, recorder.reward, prompt, limits, request)
         if sample:
+            sample.parts = recorder.parts | sample.parts
             check_rewards(sample)
         if sample and filler:
             sample = await with_filler(recorder, sample, limits, request, filler)

@@ -66,9 +66,10 @@ class Task(Protocol):
         """The prompt of a row: the same one every time, in every process."""
         ...
 
-    async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
+    async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float | Mapping[str, float] | None:
         """Score a response (int32 [R], filler excluded), in the actor: a call that waits for more than ten times
-        `rewards.timeout` earns 0. Use `PooledTask` for slow verifiers."""
+        `rewards.timeout` earns 0. Use `PooledTask` for slow verifiers. The score is a number, its parts by name, which
+        an attribute `reward_weights` adds up (each 1, if not given), or None: the sample is left out."""
         ...
 
 

@@ -9,10 +9,11 @@ from areal_like.types import Completion
 class PartialSample:
     """The record of an interrupted sample, by request: enough for its workflow to continue. `calls` maps (digest of the
     engine's input tokens, `Limits.offset`) to the engine's completion, with finish "abort" if it had not ended.
-    `scores` maps the digest of a response to its reward (see `areal_like.wire.groups`)."""
+    `scores` maps the digest of a response to its reward (see `areal_like.wire.groups`), `parts` to that reward's."""
 
     calls: dict[tuple[int, int], Completion] = field(default_factory=dict)
     scores: dict[int, float] = field(default_factory=dict)
+    parts: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @property
     def length(self) -> int:

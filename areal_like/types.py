@@ -13,6 +13,8 @@ import numpy as np
 
 Finish = Literal["stop", "length", "abort"]
 Runs = list[tuple[int, int]]
+PART, MOST_PARTS = r"^[A-Za-z_][\w.-]{0,63}\Z", 32
+"""Names of a reward's parts, and their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class Sample:
     ascending: parts of `reward`, as (place of the turn's last token in the response, its reward); the rest belongs to
     the end. `experts` [T - 1, layers, k]: those that the engine's model chose (`models.experts`). `forks`, ascending:
     places in the response at which the model's context began anew, since its chat template rewrites earlier turns. n
-    forks make n + 1 sequences; each begins with the loss-masked tokens shown to the model there."""
+    forks make n + 1 sequences; each begins with the loss-masked tokens shown to the model there. `parts` of the reward,
+    by name, before their weights."""
 
     tokens: np.ndarray
     prompt_length: int
@@ -85,6 +88,7 @@ class Sample:
     turn_rewards: list[tuple[int, float]] = field(default_factory=list)
     experts: np.ndarray | None = None
     forks: list[int] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)
 
     @property
     def response_length(self) -> int:
@@ -122,13 +126,15 @@ class Group:
 
     `id` is the prompt's place in the run's prompt order: unique, stable across retries, and part of the sampling key.
     `digests` maps each version that made a token to the digest of those weights. `seconds`: from lease to push.
-    `actor`: who pushed it, where the learner gets it from the buffer ("": a run before the resume)."""
+    `actor`: who pushed it, where the learner gets it from the buffer ("": a run before the resume). `unscored`: samples
+    that it lacks, since their reward is None."""
 
     id: int
     samples: list[Sample]
     digests: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0
     actor: str = ""
+    unscored: int = 0
 
 
 class Lease(NamedTuple):

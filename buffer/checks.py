@@ -75,8 +75,10 @@ def faults_of_push(
     for head, payload in zip(heads, payloads, strict=True):
         entry = entries.get(head.id)
         try:
-            if entry and head.samples != entry.need and not entry.was_deferred:
+            if entry and head.samples + head.unscored != entry.need and not entry.was_deferred:
                 raise WireError(f"group {head.id}: {head.samples} samples where {entry.need} were asked for")
+            if head.unscored and head.samples < 2:
+                raise WireError(f"group {head.id}: a group of one sample, without {head.unscored} that have no reward")
             _check_digests(head.id, head.digests, entry, digests)
             if len(payload) != head.size:
                 raise WireError(f"group {head.id}: its payload has {len(payload)} bytes where {head.size} belong")

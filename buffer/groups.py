@@ -180,7 +180,7 @@ class GroupManager:
             return False
         if not entry.was_deferred or entry.slot == NO_SLOT:
             return True
-        return head.samples == entry.need and self.bound.admits(entry.slot, head.oldest)
+        return head.samples + head.unscored == entry.need and self.bound.admits(entry.slot, head.oldest)
 
     def _wins_place(self, entry: Entry, head: Head) -> bool:
         """Take a free slot that may hold these tokens, or the slot of the first unfinished group. A recalled group gets

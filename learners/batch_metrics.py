@@ -14,10 +14,12 @@ def batch_metrics(batch: Batch) -> dict[str, Any]:
 
     Lengths are in tokens, staleness and spans in versions. `zero_variance_share` is the share of groups whose rewards
     are all equal; `version_span` newest − oldest version of a sample. The histogram maps a staleness to a number of
-    samples.
+    samples. `reward/part/NAME` is the mean of a reward's part, before its weight.
     """
     samples = batch.samples
     rewards = np.array([s.reward for s in samples], np.float64)
+    names = sorted({name for sample in samples for name in sample.parts})
+    parts = {name: [sample.parts[name] for sample in samples if name in sample.parts] for name in names}
     member = np.repeat(np.arange(len(batch.groups)), [len(g.samples) for g in batch.groups])
     lengths = np.array([s.response_length for s in samples])
     spans = np.array([s.newest_version - s.oldest_version for s in samples])
@@ -25,6 +27,7 @@ def batch_metrics(batch: Batch) -> dict[str, Any]:
     return {
         "reward/mean": float(rewards.mean()),
         "reward/std": float(rewards.std()),
+        **{f"reward/part/{name}": float(np.mean(each)) for name, each in parts.items()},
         "zero_variance_share": float(1.0 - varied(rewards, member).mean()),
         "response_length/mean": float(lengths.mean()),
         "response_length/p95": float(np.quantile(lengths, 0.95)),

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from actors.reward_pool import Verdict, verdict
 from areal_like.config.layers import parse_override
 from areal_like.config.registry import ConfigError, bind, build, check, resolve
 from areal_like.errors import UserError
@@ -86,15 +87,21 @@ ANSWERS = ("", "42", "The answer is 42.", "\\boxed{\\frac{1}", "é∑\x00" * 20,
 def reward_claims(spec: Mapping[str, object], answer: str, response: str) -> Claims:
     reward = bind("reward", spec)
 
+    def earned(each: str) -> Verdict:
+        found = reward(answer, each)
+        try:
+            return verdict(found)
+        except ValueError as error:
+            raise AssertionError(f"the response {each[:40]!r}: {error}, without `async`") from None
+
     def numbers() -> None:
         for each in (response, *ANSWERS):
-            earned = reward(answer, each)
-            finite = isinstance(earned, int | float) and math.isfinite(earned)
-            demand(finite, f"the response {each[:40]!r} earned {earned!r}: return a finite number, without `async`")
-            demand(earned == reward(answer, each), f"the response {each[:40]!r} earned {earned}, then something else")
+            first, second = earned(each), earned(each)
+            demand(first == second, f"the response {each[:40]!r} earned {first}, then {second}")
 
     def tells_apart() -> None:
-        right, empty = reward(answer, response), reward(answer, "")
+        found = [earned(response), earned("")]
+        right, empty = (sum(each.values()) if isinstance(each, dict) else each or 0.0 for each in found)
         demand(
             right > empty,
             f"the response {response[:40]!r} to {answer[:40]!r} earns {right:g}, an empty one {empty:g}; if this is no "
@@ -102,7 +109,7 @@ def reward_claims(spec: Mapping[str, object], answer: str, response: str) -> Cla
         )
 
     return {
-        "whatever the model writes earns a finite number, twice the same": numbers,
+        "whatever the model writes earns a finite number, or its parts, or None, twice the same": numbers,
         "a right response earns more than an empty one": tells_apart,
     }
 

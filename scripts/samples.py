@@ -156,6 +156,8 @@ def show(out: Console, record: Kept, texts: Texts) -> None:
     lines += [coloured(record, texts)] if record.tokens else []
     if wanted := texts.wanted(record):
         lines.append(Text(f"wanted: {visible(shortened(wanted))}", "italic"))
+    if record.parts:
+        lines.append(Text(", ".join(f"{name} {part:g}" for name, part in record.parts.items()), "italic"))
     if record.turn_rewards:
         lines.append(Text(f"turns earned {', '.join(f'{earned:g}' for _, earned in record.turn_rewards)}", "italic"))
     for line in lines:

@@ -39,7 +39,7 @@ class Kept(msgspec.Struct, omit_defaults=True):
     → one number per token of the response (None: not computed, or not trained); empty where there was no room. They
     include `logprob` (behaviour), `proximal`, `current` (that took the gradient), `advantage`, what the loss observed
     (`loss/ratio`), and the parts subtracted from the reward (`penalty/kl`, `penalty/length`). `masked`: places in the
-    response that are not trained. `forks`: see `areal_like.types.Sample`."""
+    response that are not trained. `forks`, `parts`: see `areal_like.types.Sample`."""
 
     fate: Fate
     step: int
@@ -58,6 +58,7 @@ class Kept(msgspec.Struct, omit_defaults=True):
     numbers: dict[str, list[float | None]] = {}
     of: str = "heldout"
     forks: list[int] = []
+    parts: dict[str, float] = {}
 
     @property
     def response(self) -> list[int]:
@@ -105,6 +106,7 @@ def kept(
         masked=np.flatnonzero(~np.asarray(sample.loss_mask, bool)).tolist(),
         numbers={name: row.tolist() for name, row in rows.items() if not np.isnan(row).all()},
         forks=list(sample.forks),
+        parts=dict(sample.parts),
         **words,
     )
 

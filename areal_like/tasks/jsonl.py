@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pkgutil import resolve_name
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -21,6 +21,8 @@ CHECKS: dict[str, Callable[[str], object]] = {"math_verify": expression, "last_n
 """Shipped reward → a check of an answer, which raises ValueError where no response could be right."""
 TAIL = 16
 """Tokens of a prompt's end that hold `<think>`, if the chat template ends with it."""
+THOUGHT = "</think>"
+"""It ends the thoughts of a model."""
 
 
 class Jsonl(FileTask):
@@ -31,7 +33,12 @@ class Jsonl(FileTask):
         an object, which verifiers get as JSON text. It may be left out where the reward is your own and does not read
         it. A row's "template" has arguments of the chat template beside the task's.
     reward: "math_verify", "exact", "last_number", "unit_tests" (of a program; `areal_like.tasks.unit_tests`), or
-        "module:name" of a function `(answer: str, response: str, *, knobs) -> float`; {name: ..., knobs} sets knobs.
+        "module:name" of a function `(answer: str, response: str, *, knobs)` that returns a number, {name: number} of
+        a reward's parts, or None: the sample is left out of its group. {name: ..., knobs} sets knobs.
+    reward_weights: {name: weight} of a reward's parts, each 1 if not given: their weighted sum is trained.
+    answer_after: the reward gets the text behind the last of these, and none where there is none: so thoughts are not
+        graded. By default "</think>" where the chat template mentions it, and then all of an answer without thoughts;
+        "": the reward gets everything.
     """
 
     def __init__(
@@ -41,6 +48,8 @@ class Jsonl(FileTask):
         prompt_key: str = "prompt",
         answer_key: str = "answer",
         reward: str | Mapping[str, object] = "math_verify",
+        reward_weights: dict[str, Annotated[float, "(-inf, inf)"]] | None = None,
+        answer_after: str | None = None,
         **file: Any,
     ):
         self._prompt_key, self._answer_key = prompt_key, answer_key
@@ -49,6 +58,9 @@ class Jsonl(FileTask):
         self._verifier, self._check = target("reward", name), CHECKS.get(name, str)
         self._is_shipped = name in COMPONENTS["reward"]
         self._reads_answer = self._is_shipped or reads_first(self._verifier)
+        self.reward_weights, self._answer_after = reward_weights or {}, answer_after
+        if self._is_shipped and reward_weights:
+            raise ValueError(f"task.reward_weights: reward={name} has no parts; expected a reward of your own")
         super().__init__(seed, **file)
 
     def prompt(self, split: str, row: int) -> Prompt:
@@ -67,14 +79,20 @@ class Jsonl(FileTask):
         """The verifier of a response as "module:name", its arguments (answer, response text) and its knobs."""
         begun = parted(prompt.messages)[1]
         text, tail = begun + self._text(tokens), TAIL + len(self._codec.encode(begun))
-        if self._is_shipped and self._text(prompt.tokens[-tail:]).removesuffix(begun).rstrip().endswith("<think>"):
-            text = f"<think>{text}"  # the chat template has opened it
+        opened = self._text(prompt.tokens[-tail:]).removesuffix(begun).rstrip().endswith("<think>")
+        usual = THOUGHT if opened or (self._chat and THOUGHT in str(self._tokenizer.chat_template)) else ""
+        after = usual if self._answer_after is None else self._answer_after
+        if after in text:
+            text = text.rpartition(after)[2] if after else text
+        elif after != usual or opened or "<think>" in text:
+            text = ""
         return self._verifier, (prompt.answer, text), self._knobs
 
-    async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
+    async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float | Mapping[str, float] | None:
         """The verifier's score, computed in this process and without a time limit."""
         verifier, arguments, knobs = self.verification(prompt, tokens)
-        return float(resolve_name(verifier)(*arguments, **knobs))
+        score: float | Mapping[str, float] | None = resolve_name(verifier)(*arguments, **knobs)
+        return score
 
     def _row(self, place: str, fields: Mapping[str, object]) -> Row:
         for key in (self._prompt_key, self._answer_key):

@@ -71,7 +71,7 @@ class Mixture:
         place = bisect_right(self._ends[split], row)
         return list(self.members)[place], row - ([0] + self._ends[split])[place]
 
-    async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
+    async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float | Mapping[str, float] | None:
         """For callers without a reward pool; actors use the members' own (`actors.rewards`)."""
         return await self.members[prompt.task].reward(prompt, tokens)
 

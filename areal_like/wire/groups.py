@@ -142,7 +142,8 @@ reward of their own, of runs, reward."""
 class Head(msgspec.Struct):
     """Facts about a group that the buffer uses without looking at its payload: see `Group`. `rows` and `runs` are its
     part of a table; `size`: bytes of the payload; `oldest`, `newest`: versions of its tokens; `tokens`: those of all
-    responses; `prompts`: of all prompts that are sent; `prompt`, `response`: of the longest one."""
+    responses; `prompts`: of all prompts that are sent; `prompt`, `response`: of the longest one; `parts`: of each
+    sample's reward (empty: none has any)."""
 
     id: int
     samples: int
@@ -158,6 +159,8 @@ class Head(msgspec.Struct):
     prompt: int
     response: int
     experts: Shape = NONE
+    unscored: int = 0
+    parts: list[dict[str, float]] = []
 
     @property
     def rewards(self) -> list[float]:
@@ -198,6 +201,8 @@ def pack_heads(heads: Sequence[Head]) -> Table:
         b"".join([head.runs for head in heads]),
         digests,
         [head.experts for head in heads] if any(head.experts != NONE for head in heads) else [],
+        [head.unscored for head in heads] if any(head.unscored for head in heads) else [],
+        [head.parts for head in heads] if any(head.parts for head in heads) else [],
     )
 
 
@@ -225,6 +230,11 @@ def unpack_heads(packed: Table) -> list[Head]:
     shapes = packed.experts or [NONE] * len(names)
     if len(shapes) != len(names) or not all(map(is_shape, shapes)):
         raise WireError(f"groups: {len(names)} named, and experts of the shapes {shapes[:4]}")
+    unscored, parts = packed.unscored or [0] * len(names), packed.parts or [[]] * len(names)
+    if not len(unscored) == len(parts) == len(names) or any(
+        len(each) not in (0, samples) for (_, samples, _), each in zip(names, parts, strict=False)
+    ):
+        raise WireError(f"groups: {len(names)} named, and not as many samples with parts of rewards, or without one")
     rows, runs = table(packed.rows, "groups: rows", ROW), table(packed.runs, "groups: runs", RUN)
     ends = list(accumulate(samples for _, samples, _ in names))
     if ends[-1] != len(rows):
@@ -243,7 +253,7 @@ def unpack_heads(packed: Table) -> list[Head]:
     if packed.experts:  # they cover the prompts of all samples
         contexts = np.add.reduceat(_prompt_lengths(numbers[0]), first).tolist()
     longest = np.maximum.reduceat(numbers[:2], first, axis=1).tolist()
-    heads, made, row, run = [], set[int](), 0, 0
+    heads, made, row, run = list[Head](), set[int](), 0, 0
     sums = zip(prompts, *longest, contexts, responses, turns, strict=True)
     columns_of = zip(names, ends, run_ends, sums, oldest, newest, shapes, strict=True)
     for (group_id, samples, seconds), end, run_end, of_tokens, low, high, shape in columns_of:
@@ -257,8 +267,8 @@ def unpack_heads(packed: Table) -> list[Head]:
             raise WireError(f"group {group_id}: the digest of a version that made it is missing")
         mine = digests if len(versions) == len(digests) else {version: digests[version] for version in versions}
         size = 4 * sent + 9 * tokens + 12 * earned + (context + tokens - samples) * width(shape)
-        lengths = tokens, sent, prompt, response
-        heads.append(Head(group_id, samples, seconds, mine, row_bytes, run_bytes, size, low, high, *lengths, shape))
+        facts = tokens, sent, prompt, response, shape, unscored[len(heads)], parts[len(heads)]
+        heads.append(Head(group_id, samples, seconds, mine, row_bytes, run_bytes, size, low, high, *facts))
     if len(made) != len(digests):
         raise WireError("groups: a digest of a version that made no token of them")
     return heads
@@ -337,6 +347,7 @@ def encode_group(group: Group) -> tuple[Head, bytearray]:
         raise WireError(f"group {group.id}: {error}") from None
     runs = [run for s in samples for run in s.runs]
     head = make_head(group.id, rows, runs, group.digests, group.seconds, turns, shape)
+    head.unscored, head.parts = group.unscored, [s.parts for s in samples] if any(s.parts for s in samples) else []
     payload = bytearray(head.size)
     tokens, logprobs, masks, places, rewards, experts = columns(payload, _sizes(head))
     sent = [s.tokens if prompt else s.tokens[s.prompt_length :] for prompt, s in zip(own, samples, strict=True)]
@@ -380,7 +391,7 @@ def decode_group(head: Head, payload: Buffer) -> Group:
     forks = np.flatnonzero(masks == FORK) if most_of(masks) == FORK else np.empty(0, np.int64)
     masks = masks == 1 if len(forks) else masks.view(np.bool_)
     turns = _turn_rewards(rows, places, rewards) if sizes.turns else [[] for _ in rows]
-    samples, shared, t, r, run, at = [], tokens[:0], 0, 0, 0, 0
+    samples, shared, t, r, run, at = list[Sample](), tokens[:0], 0, 0, 0, 0
     for (own, response, finish, _, n_runs, reward), earned in zip(rows, turns, strict=True):
         t_end, r_end, run_end = t + own + response, r + response, run + n_runs
         shared = tokens[t : t + own] if own else shared
@@ -399,9 +410,11 @@ def decode_group(head: Head, payload: Buffer) -> Group:
             sample.experts = experts[at:at_end]
         if len(forks):
             sample.forks = (forks[(forks >= r) & (forks < r_end)] - r).tolist()
+        if head.parts:
+            sample.parts = head.parts[len(samples)]
         samples.append(sample)
         t, r, run, at = t_end, r_end, run_end, at_end
-    return Group(head.id, samples, head.digests, head.seconds)
+    return Group(head.id, samples, head.digests, head.seconds, unscored=head.unscored)
 
 
 def _turn_rewards(
@@ -439,9 +452,11 @@ def encode_partial(
     shape = shape_of([call.experts for call in kept])
     positions = [0 if shape == NONE or call.experts is None else len(call.experts) for call in kept]
     calls = [PartialCall(*each[:3], each[3].finish, each[3].runs, n) for each, n in zip(begun, positions, strict=True)]
-    scores = [(index, *score) for index in {call.sample for call in calls} for score in samples[index].scores.items()]
+    made = {call.sample: samples[call.sample] for call in calls}
+    scores = [(index, *score) for index, sample in made.items() for score in sample.scores.items()]
+    parts = [(index, *each) for index, sample in made.items() for each in sample.parts.items()]
     found = {version: digests[version] for version in sorted({version for call in kept for version, _ in call.runs})}
-    head = PartialHead(group_id, calls, scores, found, shape)
+    head = PartialHead(group_id, calls, scores, found, shape, parts)
     sizes = _partial_sizes(head)
     payload = bytearray(sizes.bytes)
     tokens, logprobs, *_, experts = columns(payload, sizes)
@@ -474,6 +489,8 @@ def decode_partial(head: PartialHead, payload: Frame, usable: Collection[int]) -
         start, place = end, until
     for index, digest, score in head.scores:
         found[index].scores[digest] = score
+    for index, digest, of_score in head.parts:
+        found[index].parts[digest] = of_score
     return CarriedSamples({index: sample for index, sample in found.items() if index in usable}, dict(head.digests))
 
 
@@ -493,7 +510,7 @@ def check_partial(head: PartialHead, payload: Frame, model: Model | None = None)
         raise WireError(f"{name}: experts of the shape {head.experts}")
     if sizes.bytes != len(payload):
         raise WireError(f"{name}: the payload's size is not that of its samples")
-    if any(index not in made for index, *_ in head.scores):
+    if any(index not in made for index, *_ in [*head.scores, *head.parts]):
         raise WireError(f"{name}: a score is of a sample that has not begun")
     if head.digests.keys() != set[int]().union(*made.values()):
         raise WireError(f"{name}: needs the digest of each version that made it, and of no other")

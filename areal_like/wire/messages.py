@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from areal_like.models.experts import NONE, Routing, Shape
-from areal_like.types import Finish
+from areal_like.types import MOST_PARTS, PART, Finish
 from areal_like.types import Lease as OneLease
 
 LARGEST_REWARD = 1e9
@@ -26,6 +26,8 @@ Finite = Annotated[float, Meta(ge=-1e18, le=1e18)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Reward = Annotated[float, Meta(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+Parts = Annotated[dict[Annotated[str, Meta(max_length=MAX_NAME, pattern=PART)], Reward], Meta(max_length=MOST_PARTS)]
+"""Of a reward."""
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 """For people, or a place."""
 Ids = Annotated[list[Count], Meta(max_length=MOST)]
@@ -53,7 +55,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 
 class Table(msgspec.Struct, forbid_unknown_fields=True):
     """The numbers of several groups: see `wire.groups`. `groups`: (id, samples, seconds) of each; `experts`: of
-    each, too, or empty where no payload has any."""
+    each, too, or empty where no payload has any; so are `unscored` (`Group.unscored`) and `parts` (of each sample)."""
 
     groups: Annotated[
         list[tuple[Count, Annotated[int, Meta(gt=0, lt=1 << 31)], Seconds]], Meta(min_length=1, max_length=MOST)
@@ -62,6 +64,8 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
     runs: bytes
     digests: Digests
     experts: Annotated[list[Shape], Meta(max_length=MOST)] = []
+    unscored: Ids = []
+    parts: Annotated[list[Annotated[list[Parts], Meta(max_length=MOST)]], Meta(max_length=MOST)] = []
 
 
 class Probe(msgspec.Struct, forbid_unknown_fields=True):
@@ -102,13 +106,14 @@ class PartialCall(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 class PartialHead(msgspec.Struct, forbid_unknown_fields=True):
     """The numbers of a partial group: see `areal_like.wire.groups`. `scores`: (sample, digest of a response, its
-    reward). `digests`: of the versions that made a token."""
+    reward); `parts`: those of such a reward. `digests`: of the versions that made a token."""
 
     id: Count
     calls: Annotated[list[PartialCall], Meta(min_length=1, max_length=MOST)]
     scores: Annotated[list[tuple[Count, int, Reward]], Meta(max_length=MOST)]
     digests: Digests
     experts: Shape = NONE
+    parts: Annotated[list[tuple[Count, int, Parts]], Meta(max_length=MOST)] = []
 
 
 class Hello(Message):

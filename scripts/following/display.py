@@ -38,7 +38,7 @@ SILENCE_SECONDS = 5.0
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = (2.0, 60.0)
 """Between plain lines, at first and in a long run."""
-EXPECTED = ("end of run", "stale")
+EXPECTED = ("end of run", "stale", "no reward")
 """Reasons to drop a group that are not faults."""
 FAULTS = {
     "train/nonfinite_steps": "train steps without a finite loss or gradient",

@@ -103,6 +103,7 @@ def excerpt(record: Kept, texts: Texts) -> dict[str, Any]:
         "masked": [at for at, place in enumerate(places) if place in masked],
         "numbers": {name: [digits(values[place]) for place in places] for name, values in record.numbers.items()},
         "gap": gap,
+        "parts": {name: short(part) for name, part in record.parts.items()},
         "turns": [[at, short(earned)] for at, earned in record.turn_rewards],
     }
 

@@ -113,6 +113,8 @@ class Browser {
     this.detail.append(el("div", { class: "soft" }, badge(sample), " ", [about(sample), ...taken].join(" · ")), box("Prompt", visible(sample.prompt)));
     if (sample.length) this.detail.append(box("Answer", this.strip(sample)), el("div", { class: "soft" }, this.legend(sample)));
     if (sample.wanted) this.detail.append(box("Wanted", visible(sample.wanted)));
+    const parts = Object.entries(sample.parts).map(([name, part]) => `${visible(name)} ${number(part)}`);
+    if (parts.length) this.detail.append(el("div", { class: "soft" }, "parts of the reward: " + parts.join(", ")));
     if (sample.turns.length) this.detail.append(el("div", { class: "soft" }, "turns earned " + sample.turns.map(([, earned]) => number(earned)).join(", ")));
   }
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from actors.engines.torch_engine import TorchEngine
+from actors.reward_pool import PartedReward
 from actors.worker import Rollout, Worker
 from actors.workflows import single_turn
 from areal_like.models.experts import NONE, Routing
@@ -55,7 +56,7 @@ class Actor:
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         self.scored.append(len(tokens))
-        return float(tokens.sum())
+        return PartedReward(float(tokens.sum()), {"length": len(tokens)})
 
     def lease(self, carried: CarriedSamples | None = None) -> None:
         self.worker.start([Lease(7, 0, "train", LAUNCH, LAUNCH)], {7: carried} if carried else {})
@@ -88,6 +89,7 @@ async def resumed(make: Callable[[], Actor], after: int) -> tuple[Group, Group, 
         np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
         np.testing.assert_array_equal(ours.loss_mask, theirs.loss_mask)
         assert (ours.reward, ours.finish, ours.runs) == (theirs.reward, theirs.finish, theirs.runs)
+        assert ours.parts == theirs.parts and ours.parts["length"] > 0
     assert not first.client.failures and first.client.groups == []
     return group, expected, first, second
 
@@ -136,6 +138,7 @@ def changed(field: str, value: object) -> Callable[[PartialHead], None]:
         (changed("offset", -1), "calls"),
         (lambda head: head.scores.append((0, 1, np.nan)), "score"),
         (lambda head: head.scores.append((99, 1, 0.0)), "score"),
+        (lambda head: head.parts.append((99, 1, {})), "score"),
         (lambda head: head.digests.update({9: "d9"}), "digest"),
     ],
 )

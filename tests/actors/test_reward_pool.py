@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.reward_pool import MachineError, RewardError, RewardPool, RewardTimeout
+from actors.reward_pool import MachineError, NoReward, RewardError, RewardPool, RewardTimeout
 from actors.rewards import reward_function
 from areal_like.tasks.copying import Copy
 from areal_like.tasks.sandbox import SandboxError
@@ -185,6 +185,49 @@ def test_an_answer_whose_verifier_fails_earns_nothing_or_is_given_up(name, found
         assert (pool.answered, pool.unverified) == (3, 1)
 
     in_pool(test)
+
+
+def graded(found):
+    return eval(found)
+
+
+@pytest.mark.parametrize("place", ["verification", "reward"])
+@pytest.mark.parametrize(
+    ("returned", "weights", "reward", "parts"),
+    [
+        ("{'form': 1, 'right': True}", {}, 2.0, {"form": 1.0, "right": 1.0}),
+        ("{'form': 1, 'right': 4.0}", {"form": 0.5}, 4.5, {"form": 1.0, "right": 4.0}),
+        ("0.5", {}, 0.5, {}),
+        ("None", {}, NoReward, {}),
+        ("None", {"form": 0.5}, NoReward, {}),
+        ("{}", {}, RewardError, {}),
+        ("{'a b': 1}", {}, RewardError, {}),
+        ("{'form': None}", {}, RewardError, {}),
+        ("{'form': float('nan')}", {}, RewardError, {}),
+        ("{'form': 1e9}", {"form": 2.0}, RewardError, {}),
+        ("{'form': 1}", {"from": 0.5}, RewardError, {}),
+        ("1.0", {"form": 0.5}, RewardError, {}),
+    ],
+)
+def test_a_reward_is_a_number_or_weighted_parts_or_none(place: str, returned, weights, reward, parts) -> None:
+    async def in_process(*_):
+        return graded(returned)
+
+    found = {"verification": lambda *_: (f"{__name__}:graded", (returned,)), "reward": in_process}[place]
+    task = type("Graded", (Copy,), {place: found, "reward_weights": weights})(0, digits=4)
+
+    async def test(pool):
+        if isinstance(reward, float):
+            score = await rewarded(task, pool, 3)
+            assert (score, score.parts) == (reward, parts)
+        else:
+            with pytest.raises(reward) as error:
+                await rewarded(task, pool, 3, on_error="drop")
+            assert (
+                pool.stats().get("sum:rewards/unscored", 0) == (reward is NoReward) == (type(error.value) is NoReward)
+            )
+
+    in_pool(test, workers=1 if place == "verification" else 0)
 
 
 def no_sandbox():

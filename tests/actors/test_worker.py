@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from actors.heldout import Heldout
-from actors.reward_pool import RewardError
+from actors.reward_pool import NoReward, RewardError
 from actors.worker import RESAMPLES, Rollout, Worker
 from areal_like.sampling import stream_key
 from areal_like.types import Completion, Group, Lease, Limits, Prompt, Sample
@@ -181,6 +181,21 @@ async def test_a_group_that_cannot_be_completed_is_given_up_with_a_reason(result
     await play.end("1/1", result)
     assert play.client.failures[0][:2] == (1, reason)
     assert play.client.groups == [] and play.futures["1/2"].cancelled()
+
+
+@pytest.mark.parametrize(
+    ("launch", "need", "without", "left"), [(3, 3, 1, 2), (4, 3, 1, 3), (3, 3, 2, 0), (1, 1, 1, 0)]
+)
+@looped
+async def test_samples_without_a_reward_are_left_out_while_two_are_left(launch, need, without, left, play: Play):
+    await play.lease(launch=launch, need=need)
+    for index in range(launch):
+        await play.end(f"1/{index}", NoReward("None") if index < without else sample(0.1 * index))
+        if play.client.failures:
+            break
+    assert [reason for _, reason, _ in play.client.failures] == ["no reward"] * (not left)
+    assert [(len(each.samples), each.unscored) for each in play.client.groups] == [(left, need - left)] * bool(left)
+    assert play.client.credits[-1] == launch and not play.worker.failures.note
 
 
 @pytest.mark.parametrize("turns", [[], [(0, float("nan"))]])

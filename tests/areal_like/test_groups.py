@@ -47,12 +47,13 @@ def samples(draw: st.DrawFn, experts: bool = False) -> Sample:
         turn_rewards=draw(st.lists(st.tuples(st.integers(0, response - 1), st.floats(-1, 1)), max_size=3)),
         experts=seed.integers(0, 300, (prompt + response - 1, 3, 2)).astype(np.uint16) if experts else None,
         forks=forks,
+        parts=draw(st.dictionaries(st.sampled_from(["format", "right.1"]), st.floats(-1, 1))),
     )
 
 
 def group_of(group_id: int, members: list[Sample]) -> Group:
     digests = {version: f"digest {version}" for member in members for version, _ in member.runs}
-    return Group(group_id, members, digests, 1.5)
+    return Group(group_id, members, digests, 1.5, unscored=group_id % 2)
 
 
 @st.composite
@@ -87,6 +88,7 @@ def test_groups_survive_the_wire_bit_for_bit(several: list[list[Sample]], first_
             assert before.logprobs.tobytes() == after.logprobs.tobytes()
             assert np.array_equal(before.loss_mask, after.loss_mask)
             assert (before.runs, before.reward, before.finish) == (after.runs, after.reward, after.finish)
+            assert before.parts == after.parts and back.unscored == group.id % 2
             assert before.prompt_length == after.prompt_length
             assert before.turn_rewards == after.turn_rewards and before.forks == after.forks
             assert after.loss_mask.dtype == bool
@@ -134,6 +136,9 @@ def test_claimed_sizes_are_exact_beyond_64_bits() -> None:
         (table(groups=[[1, 0, 0.0], [2, 1, 0.0]]), r"table\.groups"),
         (table(groups=[[1, 2**40, 0.0]]), r"table\.groups"),
         *[(table(groups=[[1, 1, seconds]]), r"table\.groups") for seconds in (float("inf"), float("nan"))],
+        *[(table(parts=parts), "parts of rewards") for parts in ([[], []], [[{}, {}]])],
+        *[(table(parts=[[{name: part}]]), r"table\.parts") for name, part in (("a b", 1.0), ("a", 1e10))],
+        (table(unscored=[0, 0]), "without one"),
         (table(experts=[[2, 2, 1], [2, 2, 1]]), "experts of the shapes"),
         (table(experts=[[2, 2, 0]]), "experts of the shapes"),
         (table(experts=[[2, 2, 4]]), r"<= 2.*table\.experts"),

@@ -61,6 +61,12 @@ BAD = [
 ]
 
 
+def short_group(group_id: int, samples: int, unscored: int) -> tuple[Head, bytes]:
+    head, payload = group(group_id, 0, samples=samples)
+    head.unscored = unscored
+    return head, payload
+
+
 def push_bad(house: House, name: str, group_id: int) -> None:
     head, payload = bad_group(group_id, **WRONG_TOKEN)
     house.say(name, "push", table(head), payload)
@@ -73,6 +79,9 @@ def push_bad(house: House, name: str, group_id: int) -> None:
         *((column, lambda group_id, changes=changes: bad_group(group_id, **changes)) for column, changes in BAD),
         ("loss mask", lambda group_id: bad_group(group_id, 0, loss_mask=np.zeros(2, bool))),
         ("form", lambda group_id: group(group_id, 0, samples=7)),
+        ("", lambda group_id: short_group(group_id, samples=6, unscored=2)),
+        ("form", lambda group_id: short_group(group_id, samples=6, unscored=1)),
+        ("form", lambda group_id: short_group(group_id, samples=1, unscored=7)),
         ("form", lambda group_id: group(group_id, 1)),  # version 1 is not published
         ("size", lambda group_id: (group(group_id, 0)[0], b"short")),
         ("payloads", lambda group_id: (group(group_id, 0)[0],)),

@@ -1,5 +1,9 @@
 """Components of a run that a person, or an error, interrupts: each does so once per process."""
 
+from typing import ClassVar
+
+import numpy as np
+
 from areal_like.tasks.copying import Copy
 from buffer.rounds import SyncScheduler
 from learners.losses.clipped import ppo
@@ -24,6 +28,17 @@ def verifier(given, answer):
     if once("verifier"):
         breakpoint()
     return float(given == answer)
+
+
+class Parted(Copy):
+    """A reward of two parts, or, for some answers, none."""
+
+    reward_weights: ClassVar = {"even": 0.5}
+
+    async def reward(self, prompt, tokens):
+        if tokens[0] % 3 == 0:
+            return None
+        return {"place": await super().reward(prompt, tokens), "even": float(np.mean(tokens % 2 == 0))}
 
 
 class Verified(Copy):

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from areal_like.launch import inline
+from areal_like.run.api import Run
+from scripts import ledger
 from scripts import train as command
 from tests.integration.living import train_in_processes
-from tests.integration.runs import REPOSITORY, published, rows, train
+from tests.integration.runs import REPOSITORY, published, rows, summary, train
 
 pytestmark = pytest.mark.integration
 
@@ -40,6 +42,22 @@ def test_the_weights_are_those_of_processes_and_each_resumes_the_other(tmp_path:
     for row, other in zip(rows(ours)[:6], rows(whole), strict=True):
         assert all(row[name] == other[name] for name in ("loss", "grad_norm", "reward/mean", "tokens"))
     assert len(set(published(whole))) == 7, "each step has moved the weights"
+
+
+def test_parts_of_rewards_reach_metrics_and_samples_and_groups_do_without_samples_that_have_none(tmp_path: Path):
+    run = train(
+        tmp_path, "run", f"task={HERE}:Parted", *ALONE[:-1], "eval.prompts=2", "run.steps=4", "sizing.group_size=4"
+    )
+    for row in rows(run):
+        assert row["reward/mean"] == pytest.approx(row["reward/part/place"] + 0.5 * row["reward/part/even"])
+    assert summary(run)["faults"]["rewards/unscored"] > 0 and "rewards/unverified" not in summary(run)["faults"]
+    kept = [sample for sample in Run(run).samples() if sample.parts]
+    assert kept and all(sample.reward == sample.parts["place"] + 0.5 * sample.parts["even"] for sample in kept)
+    counts = {
+        group: [each.group for each in Run(run).samples()].count(group) for group in {each.group for each in kept}
+    }
+    assert set(counts.values()) & {2, 3}, "a group is trained without them"
+    assert summary(run)["steps"] == 4 and ledger.main([str(run), "--verify"]) == 0
 
 
 def test_an_error_of_a_role_is_the_runs_error_with_its_frames(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:

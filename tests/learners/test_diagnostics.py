@@ -69,10 +69,13 @@ def test_a_small_batch_by_hand():
         Group(0, [sample(1.0, [(4, 3)]), sample(0.0, [(2, 1), (4, 4)])]),
         Group(1, [sample(0.5, [(3, 2)], trained=1), sample(0.5, [(3, 1), (4, 1)])]),
     ]
+    groups[0].samples[0].parts, groups[1].samples[1].parts = {"form": 0.5, "right": 3.0}, {"form": 1.0}
     metrics = batch_metrics(Batch(7, 5, groups))
     assert metrics == {
         "reward/mean": 0.5,
         "reward/std": pytest.approx(np.sqrt(0.125)),
+        "reward/part/form": 0.75,
+        "reward/part/right": 3.0,
         "zero_variance_share": 0.5,
         "response_length/mean": 3.0,
         "response_length/p95": pytest.approx(4.7),

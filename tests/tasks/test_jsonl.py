@@ -173,13 +173,6 @@ def test_a_reward_that_does_not_read_the_answer_needs_none(make):
             make(rows, reward=reward)
 
 
-def test_thoughts_that_the_template_opens_are_no_answer(make):
-    task = make(sums(2), reward="exact", suffix=" <think>", chat_template=False)
-    prompt = task.prompt("train", 0)
-    for said, reward in ((prompt.answer, 0.0), (f"9</think>{prompt.answer}", 1.0)):
-        assert asyncio.run(task.reward(prompt, encode(task, said))) == reward
-
-
 def test_the_graded_text_begins_as_the_row_does(make):
     """Whether the template has opened the thoughts is seen before that."""
     rows = [{"prompt": [{"role": "user", "content": f"{i}?"}, ANSWER], "answer": "4"} for i in range(2)]
@@ -191,3 +184,35 @@ def test_the_graded_text_begins_as_the_row_does(make):
 
 
 ANSWER = {"role": "assistant", "content": "It is "}
+
+
+OPENED, MENTIONED = {"suffix": " <think>"}, {"mentions": True}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said", "graded"),
+    [
+        *((OPENED, *each) for each in [("7", ""), ("9</think>7", "7"), ("a</think>b</think>7", "7")]),
+        *((MENTIONED, *each) for each in [("7", "7"), ("<think>9</think>7", "7"), ("<think>7", "")]),
+        ({}, "<think>9</think>7", "<think>9</think>7"),
+        (MENTIONED | {"answer_after": ""}, "<think>9</think>7", "<think>9</think>7"),
+        ({"answer_after": "####"}, "8 #### 9 #### 7", " 7"),
+        ({"answer_after": "####"}, "7", ""),
+        (MENTIONED | {"answer_after": "####"}, "</think>7", ""),
+    ],
+)
+def test_a_reward_gets_the_text_behind_thoughts_or_a_mark(make, knobs: dict, said: str, graded: str):
+    mentions = knobs.get("mentions", False)
+    others = {key: value for key, value in knobs.items() if key != "mentions"}
+    task = make(sums(2), reward=f"{__name__}:brief", chat_template=mentions, **others)
+    if mentions:
+        task._tokenizer.chat_template += "{% if false %}</think>{% endif %}"
+    assert task.verification(task.prompt("train", 0), encode(task, said))[1][1] == graded
+
+
+def test_weights_are_of_parts_and_finite(make):
+    with pytest.raises(ValueError, match="reward=math_verify has no parts"):
+        make(sums(2), reward_weights={"form": 1.0})
+    for weight in ("a", float("inf"), True):
+        with pytest.raises(ConfigError, match=r"reward_weights: .*got"):
+            check("task", {"name": "jsonl", "path": "x", "tokenizer": "y", "reward_weights": {"form": weight}})
