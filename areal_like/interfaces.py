@@ -192,7 +192,9 @@ class Trainer(Protocol):
     loop sets `shall_stop()`: True where `train` shall undo its step and raise `learners.untrainable.Interrupted`.
     `numbers(group_id)`: the last step's numbers per token (`learners.step.Step.numbers`). `staleness()` is
     `Batch.staleness` of all that was trained last, where `train` gets one rank's share. `logprobs_of(sequences)`, for
-    probes: logprobs at temperature 1 of each token behind the first, row by row, and the dtype of their precision."""
+    probes: logprobs at temperature 1 of each token behind the first, row by row, and the dtype of their precision.
+    `save_beside()` returns a function for another thread that does as `save_state(folder)`, with the state at the time
+    of the call, while training continues."""
 
     def train(self, batch: Batch) -> Mapping[str, object]:
         """One train step on one batch; returns metrics."""

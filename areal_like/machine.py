@@ -1,4 +1,4 @@
-"""Resources of this machine: cores, whether they compute in bfloat16, a GPU. Asks the system, not torch."""
+"""Resources of this machine: cores, whether they compute in bfloat16, memory, a GPU. Asks the system, not torch."""
 
 import os
 from pathlib import Path
@@ -13,18 +13,39 @@ def cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> list[int]:
-    """Whole cores that control groups (version 2) allow: this process's group and those above it."""
-    groups, found = [Path()], []
+    """Whole cores that control groups allow."""
+    found = []
+    for group in _groups(root):
+        match _read(group / "cpu.max").split():
+            case [quota, period] if quota != "max":
+                found.append(int(quota) // int(period))
+    return found
+
+
+def _groups(root: Path) -> list[Path]:
+    """Control groups (version 2): this process's group and those above it."""
+    groups = [Path()]
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, _, path = line.split(":", 2)
         if number == "0":
             own = Path(path.lstrip("/"))
             groups += [own, *own.parents]
-    for group in dict.fromkeys(groups):
-        match _read(root / "sys/fs/cgroup" / group / "cpu.max").split():
-            case [quota, period] if quota != "max":
-                found.append(int(quota) // int(period))
-    return found
+    return [root / "sys/fs/cgroup" / group for group in dict.fromkeys(groups)]
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes of main memory that this process can still take, from the machine and from its control groups."""
+    left = [1024 * _numbers(root / "proc/meminfo").get("MemAvailable:", 0)]
+    for group in _groups(root):
+        limit, used = _read(group / "memory.max").strip(), _numbers(group / "memory.stat")
+        if limit.isdigit():
+            left.append(int(limit) - used.get("anon", 0) - used.get("shmem", 0))  # cached files give way
+    return max(0, min(left))
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """Of a file with a name and a number in each line."""
+    return {name: int(number) for name, number, *_ in map(str.split, _read(path).splitlines()) if number.isdigit()}
 
 
 def has_bfloat16(root: Path = Path("/")) -> bool:

@@ -3,9 +3,10 @@
 The journal is a folder of segment files (`buffer.segment_file`). `append` collects records. `commit` writes them
 together, with one write and one fsync; `advance` does the same without waiting for the disk.
 
-`rotate` begins a segment with a snapshot of the state, at a checkpoint of the learner; a resume from there reads no
-earlier segment. Payloads stay where they were written; the snapshot has their places. A rotation deletes segments that
-no kept checkpoint needs, after it has read back the new one. `keep`: delete nothing, for replays.
+`rotate` begins a segment with a snapshot of the state, when a checkpoint of the learner is durable. A resume from there
+reads no earlier segment; one more if the learner has trained beyond the checkpoint by then (`late`). Payloads stay
+where they were written; the snapshot has their places. A rotation deletes segments that no kept checkpoint needs, after
+it has read back the new one. `keep`: delete nothing, for replays.
 
 A crash can tear the last write: a resume cuts it off and continues. Damage before an intact later record is an error,
 and so is a segment without its snapshot. A full disk leaves the file as it was before the commit, and the records wait.
@@ -75,7 +76,7 @@ class Journal:
         self._in_flight_until = self.appended = self.committed = 0
         existing = segments(folder)
         self._number = number_of(existing[-1]) if existing else 1
-        self._needed = deque([{self._number, *map(number_of, existing)}], maxlen=checkpoints)
+        self._needed = deque([(False, {self._number, *map(number_of, existing)})], maxlen=checkpoints + 1)
         self._file = SegmentFile(path_of(folder, self._number), self._number, sync=sync, new=not existing)
         self._read = reader(folder)
         if self.sync:
@@ -126,10 +127,11 @@ class Journal:
             raise error
         self._in_flight, self.committed = [], self._in_flight_until
 
-    def rotate(self, snapshot: Callable[[], Snapshot], held: Sequence[Stored] = ()) -> None:
+    def rotate(self, snapshot: Callable[[], Snapshot], held: Sequence[Stored] = (), late: bool = False) -> None:
         """Begin a segment with a snapshot. `snapshot` is called once all of `held`, the payloads of the state, have
-        their places in files. The time grows with the number of groups, not with their payloads.
-        Raises OSError, JournalError (snapshot too large); then the segments are unchanged."""
+        their places in files. `late`: the state has training that the checkpoint lacks. The time
+        grows with the number of groups, not with their payloads. Raises OSError, JournalError (snapshot too large);
+        then the segments are unchanged."""
         self.commit()
         number = self._number + 1
         beside, named = self.folder / "next.tmp", path_of(self.folder, number)
@@ -153,8 +155,10 @@ class Journal:
             raise
         self._file.close()
         self._file, self._number = new, number
-        self._needed.append({number, *(each.extent.segment for each in held if each.extent)})
-        needed = set[int]().union(*self._needed)
+        self._needed.append((late, {number, *(each.extent.segment for each in held if each.extent)}))
+        full = len(self._needed) == self._needed.maxlen
+        spare = 1 if full and not self._needed[1][0] else 0  # a resume from the oldest kept checkpoint needs it if late
+        needed = set[int]().union(*(segments for _, segments in list(self._needed)[spare:]))
         for path in [] if self.keep else segments(self.folder):
             if number_of(path) not in needed:
                 try:
@@ -170,9 +174,9 @@ class Journal:
 @dataclass(frozen=True)
 class Recorded:
     """The records of a journal, oldest first; each iteration reads the files again. Their payloads are `Stored`: `load`
-    reads them. Those of the newest segment are all that a resume from the newest checkpoint needs: they begin with its
-    snapshot, unless it is the first segment. `next_batch`: those for a resume that begins with this batch, if they are
-    there. `whole`: those of all segments. `repair`: cut a torn tail off the newest segment. `check`: also check the
+    reads them. Those of the newest segment alone, which begin with its snapshot (unless it is the first segment), are
+    enough for a resume unless it began `late`. `next_batch`: those for a resume that begins with this batch, if they
+    are there. `whole`: those of all segments. `repair`: cut a torn tail off the newest segment. `check`: also check the
     bytes of payloads. Iterating raises JournalError."""
 
     folder: Path

@@ -59,10 +59,10 @@ class Outbox:
             del self.waiting[name]
             self.router.send(peer, message, payloads)
 
-    def rotate(self, snapshot: Callable[[], Snapshot], held: Sequence[Stored]) -> None:
+    def rotate(self, snapshot: Callable[[], Snapshot], held: Sequence[Stored], late: bool) -> None:
         """Begin a new segment of the journal: see `Journal.rotate`."""
         try:
             if self.journal:
-                self.journal.rotate(snapshot, held)
+                self.journal.rotate(snapshot, held, late)
         except (OSError, JournalError) as error:
             log.error("can't write a new segment of the journal (%s): the old ones stay", error)

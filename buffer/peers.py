@@ -108,6 +108,7 @@ class Learner:
     wanted: messages.Want | None = None  # its open request
     steps: int = 0  # batches trained
     redo: int = 0  # batches set aside
+    checkpointed: int = -1  # steps of the newest durable checkpoint
     model: messages.Model | None = None  # None: not known
 
 

@@ -296,8 +296,9 @@ class Server:
                 self._set_aside(index, reason)
                 self.outbox.put(peer, messages.SetAside(index, self.learner.redo))
             case messages.Checkpointed(step):
-                if step == self.learner.steps:  # an older one lacks batches that the new segment would lack too
-                    self.outbox.rotate(self.store.snapshot, self.store.payloads())
+                if self.learner.checkpointed < step <= self.learner.steps:
+                    self.learner.checkpointed = step
+                    self.outbox.rotate(self.store.snapshot, self.store.payloads(), late=step < self.learner.steps)
             case messages.EndRun():
                 self._on_end_run(message.steps)
 

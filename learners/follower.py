@@ -2,7 +2,8 @@
 
     rank 0: train k             → all: fetch their share of batch k from the buffer, make the same train step together
     rank 0: publish version v   → all: each encodes and serves its own part of the weights, beside the next train step
-    rank 0: save_state or load  → all: each its own part
+    rank 0: save_beside         → all: each copies its part and writes it in a thread, beside the next train steps
+    rank 0: load_state          → all: each its own part
     rank 0: logprobs_of         → all: the same forward pass together
     rank 0: save                → all: hand over their parts of the weights, tensor by tensor
 
@@ -15,7 +16,9 @@ a limit. Within a step no rank waits longer than `learner.collective_timeout` fo
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,7 +82,7 @@ class LeadingTrainer:
     """Rank 0's trainer: all ranks execute each of its calls."""
 
     def __init__(self, trainer: TorchLearner):
-        self._trainer, self.facts = trainer, trainer.facts
+        self._trainer, self.facts, self._parts = trainer, trainer.facts, PartsBeside(trainer)
         self.numbers = trainer.numbers  # of its own share of the batch
         self.staleness, self.shall_stop = trainer.staleness, trainer.shall_stop
 
@@ -97,8 +100,13 @@ class LeadingTrainer:
         with self._all("hand_over"):
             self._trainer.save(folder)
 
+    def save_beside(self) -> Callable[[Path], None]:
+        with naming_lost_ranks():
+            self._trainer.ranks.broadcast(("save_beside", None))
+        return self._parts.begin()
+
     def save_state(self, folder: Path) -> None:
-        self._both("save_state", folder)
+        self.save_beside()(folder)
 
     def load_state(self, folder: Path) -> None:
         self._both("load_state", folder)
@@ -123,6 +131,51 @@ class LeadingTrainer:
             self._trainer.ranks.barrier()
 
 
+class PartsBeside:
+    """Each rank writes its part of a checkpoint in a thread. All must create theirs at the same time."""
+
+    def __init__(self, trainer: TorchLearner):
+        self._trainer, self._side_channel = trainer, trainer.ranks.side_channel()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> Callable[[Path], None]:
+        """Of rank 0: a function for another thread, which returns when all parts are in a folder. Raises LostRankError,
+        OSError for a part that could not be written."""
+        save, channel = self._trainer.save_beside(), self._side_channel
+
+        def fill(folder: Path) -> None:
+            with naming_lost_ranks():
+                channel.gathered(str(folder))
+                fault = _fault(save, folder)
+                for rank, (code, text) in enumerate(channel.gathered(fault)):
+                    if text:
+                        raise OSError(code, f"rank {rank} of the learner can't write its part of a checkpoint: {text}")
+
+        return fill
+
+    def follow(self) -> None:
+        """Of another rank: write in a thread what rank 0 asks for."""
+        save, channel = self._trainer.save_beside(), self._side_channel
+
+        def write() -> None:
+            folder = Path(channel.gathered("")[0])
+            channel.gathered(_fault(save, folder))
+
+        if self._thread:
+            self._thread.join()  # it is at its end: rank 0 has all parts
+        self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
+        self._thread.start()
+
+
+def _fault(save: Callable[[Path], None], folder: Path) -> tuple[int, str]:
+    """Save; returns the system's code of an error, and its text."""
+    try:
+        save(folder)
+    except Exception as error:
+        return getattr(error, "errno", None) or errno.EIO, f"{type(error).__name__}: {error}"
+    return 0, ""
+
+
 class OtherRanks(Alone):
     """Each rank publishes its part when rank 0 does. All must create theirs at the same time."""
 
@@ -141,7 +194,11 @@ class OtherRanks(Alone):
 
 
 def follow(
-    trainer: TorchLearner, client: LearnerClient | Demonstrated, publisher: Publisher, published: Attestation | None
+    trainer: TorchLearner,
+    parts: PartsBeside,
+    client: LearnerClient | Demonstrated,
+    publisher: Publisher,
+    published: Attestation | None,
 ) -> None:
     """Execute rank 0's commands until this process ends. It asks for its share of the next batch before it trains this
     one, and trains none that was made by weights that are not among those `published` (None: no weights made them)."""
@@ -151,6 +208,9 @@ def follow(
         what, about = trainer.ranks.broadcast(None)
         if what == "publish":  # rank 0 continues as soon as its own part is cast
             publisher.publish(about, trainer.snapshot)
+            continue
+        if what == "save_beside":
+            parts.follow()
             continue
         if what == "train":
             index, client.redo = about
@@ -166,7 +226,7 @@ def follow(
         elif what == "logprobs_of":
             trainer.logprobs_of(about)
         else:
-            {"save_state": trainer.save_state, "load_state": trainer.load_state}[what](Path(about))
+            {"load_state": trainer.load_state}[what](Path(about))
         trainer.ranks.barrier()
 
 
@@ -176,6 +236,7 @@ def main(role: Role) -> None:
         signal.signal(number, signal.SIG_IGN if role.grace else signal.SIG_DFL)
     rank = int(role.name.removeprefix("learner-"))
     trainer = build_rank(role, rank)
+    parts = PartsBeside(trainer)
     coding, endpoint = Coding.of(role.config.weights), role.endpoint(f"weights-{rank}")
     publisher = Publisher(endpoint, coding, lambda _: None, role.keys, OtherRanks(trainer.ranks))
     task = build("task", role.config.task, role.config.run.seed) if is_supervised(role.config) else None
@@ -184,7 +245,7 @@ def main(role: Role) -> None:
     published = None if is_supervised(role.config) else Attestation(role.run, replay, writes=False)
     try:
         with naming_lost_ranks():
-            follow(trainer, client, publisher, published)
+            follow(trainer, parts, client, publisher, published)
     finally:
         publisher.close()
         client.close()

@@ -142,6 +142,7 @@ class TorchLearner:
         self.saving = Saving(self.model, specs, self.optimizer, self._adapters, self.ranks)
         self.snapshot, self.save, self.load_weights = self.saving.snapshot, self.saving.save, self.saving.load_weights
         self.save_state, self.load_state = self.saving.save_state, self.saving.load_state
+        self.save_beside = self.saving.save_beside
         self._passes = Passes(
             self.model,
             self.ranks,

@@ -1,15 +1,18 @@
 """The learner process: batches in, train steps, weights out. The order within a step matters:
 
-    batch k arrives → ask for batch k+1 → train → "trained k" → publish → metrics → checkpoint → "checkpointed"
+    batch k arrives → ask for batch k+1 → train → "trained k" → publish → metrics → begin a checkpoint
+    when the checkpoint is durable, maybe some steps later → "checkpointed"
 
-So the buffer can prepare the next batch during the step, and actors get new weights before the metrics are written. The
-learner waits for the buffer (which actors' pushes unblock), never for an actor. Training continues from the run
-folder's checkpoint: the buffer serves all later batches again. With a supervised loss there is no buffer: batches come
-from the task, and only the last weights are published.
+So the buffer can prepare the next batch during the step, and actors get new weights before the metrics are written. A
+thread writes the checkpoint; the next checkpoint, a stop and the end of the run wait for it. The learner waits for the
+buffer (which actors' pushes unblock), never for an actor. Training continues from the run folder's checkpoint: the
+buffer serves all later batches again. With a supervised loss there is no buffer: batches come from the task, and only
+the last weights are published.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import sys
@@ -54,10 +57,11 @@ class TrainLoop:
         attestation: Attestation,
         metrics: MetricsLog,
         reference: Reference,
+        writer: checkpoints.CheckpointWriter,
     ):
         self.run_folder, self.config, self.trainer, self.client = role.run, role.config, trainer, client
         self.publisher, self.attestation, self.metrics = publisher, attestation, metrics
-        self.reference, self.alone = reference, is_supervised(role.config)
+        self.reference, self.alone, self.writer = reference, is_supervised(role.config), writer
         self.interval = role.config.weight_sync_interval
         self.spans = Spans(role.run, role.name)
         self.setting_aside = SettingAside(client, role.config)
@@ -172,14 +176,26 @@ class TrainLoop:
             self._stepped = True
 
     def _checkpoint(self, last: bool) -> None:
-        """Write a checkpoint if one is due, and at the last step in any case, unless its weights are unpublished."""
-        steps, interval = self.progress.steps, self.interval
-        if not checkpoints.is_due(steps, self.config.checkpoint.every, interval) and (not last or steps % interval):
+        """Begin a checkpoint if one is due, and at the last step in any case, unless its weights are unpublished. The
+        last one is durable when this returns."""
+        steps, interval, known = self.progress.steps, self.interval, self.config.checkpoint
+        due = checkpoints.is_due(steps, known.every, interval) or (last and steps % interval == 0)
+        self._report_written(wait=False)
+        if not due and not last:
             return
-        meta = dataclasses.asdict(self.progress)
         with self.spans.during("checkpoint"):
-            checkpoints.write(self.run_folder, steps, self.trainer.save_state, meta, self.config.checkpoint.keep)
-        self.client.checkpointed(steps)
+            self._report_written(wait=True)
+            if due and checkpoints.is_whole(self.run_folder, steps):
+                self.client.checkpointed(steps)
+            elif due:
+                beside = getattr(self.trainer, "save_beside", None)
+                fill = beside() if beside else self.trainer.save_state
+                self.writer.begin(steps, fill, dataclasses.asdict(self.progress))
+                self._report_written(wait=last or not beside)
+
+    def _report_written(self, wait: bool) -> None:
+        if (steps := self.writer.written(wait)) is not None:
+            self.client.checkpointed(steps)
 
     def _reason_to_stop(self) -> str:
         progress = self.progress
@@ -211,8 +227,11 @@ def main(role: Role) -> None:
     coding = Coding.of(role.config.weights)
     publisher = Publisher(role.endpoint("weights"), coding, announce, role.keys, others)
     try:
-        with MetricsLog(role.run / "metrics.jsonl", done=checkpoint[0] if checkpoint else 0) as metrics:
-            loop = TrainLoop(role, trainer, client, publisher, attestation, metrics, reference)
+        with (
+            MetricsLog(role.run / "metrics.jsonl", done=checkpoint[0] if checkpoint else 0) as metrics,
+            contextlib.closing(checkpoints.CheckpointWriter(role.run, role.config.checkpoint.keep)) as writer,
+        ):
+            loop = TrainLoop(role, trainer, client, publisher, attestation, metrics, reference, writer)
             if checkpoint:
                 loop.resume(checkpoint[1])
             summary = loop.run()

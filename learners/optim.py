@@ -9,6 +9,7 @@ add up in float32. With several ranks each holds masters and gradients of its pa
 """
 
 import math
+import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -44,6 +45,8 @@ class MasterAdamW:
         self.schedule, self.clip_grad = schedule, clip_grad
         self.steps = 0
         self.skipped_steps = 0
+        self._may_change = threading.Event()
+        self._may_change.set()
         self._model, self._dtype, self._ranks = model, publish_dtype, ranks
         trained = [p for p in model.parameters() if p.requires_grad]
         matrices = [p for p in trained if p.ndim >= 2]
@@ -103,6 +106,7 @@ class MasterAdamW:
             self.gradient.mul_(self.clip_grad / norm)
         for group in self._adamw.param_groups:
             group["lr"] = self.current_lr
+        self._may_change.wait()
         self._adamw.step()
         self.steps += 1
         self._round()
@@ -125,6 +129,11 @@ class MasterAdamW:
             "steps": self.steps,
             "skipped_steps": self.skipped_steps,
         }
+
+    def hold(self) -> threading.Event:
+        """The next step will wait until the caller sets this event."""
+        self._may_change = threading.Event()
+        return self._may_change
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -4,11 +4,13 @@ publishes its part of the weights and has its own file in a checkpoint; rank 0 j
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from areal_like.machine import free_memory
 from areal_like.models.causal_lm import read_state, save_as_published
 from areal_like.weights.state import State, TensorSpec
 from learners.adapters import Adapters
@@ -17,7 +19,7 @@ from learners.optim import MasterAdamW
 from learners.sharding import OwnPart, Whole
 
 
-@dataclass(frozen=True)
+@dataclass
 class Saving:
     """Saves a model that `optimizer` trains; `specs` are its published tensors."""
 
@@ -26,6 +28,7 @@ class Saving:
     optimizer: MasterAdamW
     adapters: Adapters | None
     ranks: Ranks
+    _fits = False  # does main memory have room for a copy of the state?
 
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
         """The published bits of this rank's part of the current weights, in `into` or a new buffer that belongs to the
@@ -58,7 +61,44 @@ class Saving:
             self.adapters.save(f"{folder}/adapter", adapters)
 
     def save_state(self, folder: Path) -> None:
-        torch.save(self.optimizer.state_dict(), folder / file_of(self.ranks.rank, self.ranks.count))
+        self._write(self.optimizer.state_dict(), folder)
+
+    def save_beside(self) -> Callable[[Path], None]:
+        """A function that another thread must call once: it writes the present state into a folder. The optimizer's
+        next step waits until the state is copied, or, if main memory has no room for a copy, until it is written."""
+        state, may_change = self.optimizer.state_dict(), self.optimizer.hold()
+        device = state["master"].device
+        ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+        def save(folder: Path) -> None:
+            try:
+                copy = self._copy(state, ready)
+                if copy is not None:
+                    may_change.set()
+                self._write(copy or state, folder)
+            finally:
+                may_change.set()
+
+        return save
+
+    def _write(self, state: dict[str, Any], folder: Path) -> None:
+        torch.save(state, folder / file_of(self.ranks.rank, self.ranks.count))
+
+    def _copy(self, state: dict[str, Any], ready: torch.cuda.Event | None) -> dict[str, Any] | None:
+        """A copy in main memory, from a GPU through a stream of its own, when that is `ready`; None: no room. torch
+        keeps pinned memory, in blocks of powers of two, for the next copy."""
+        master = state["master"]
+        self._fits = (self._fits and ready is not None) or free_memory() > 2 * 3 * master.nbytes  # with two moments
+        if not self._fits:
+            return None
+        if ready is None:
+            return _with_tensors(state, Tensor.clone)
+        stream = torch.cuda.Stream(master.device)
+        with torch.cuda.stream(stream):
+            stream.wait_event(ready)
+            copy = _with_tensors(state, _pinned)
+            stream.synchronize()
+        return copy
 
     def load_state(self, folder: Path) -> None:
         file = folder / file_of(self.ranks.rank, self.ranks.count)
@@ -71,6 +111,19 @@ class Saving:
         files = [folder / file_of(rank, ranks) for rank in range(ranks)]
         states = [torch.load(file, weights_only=True, map_location="cpu", mmap=True) for file in files]
         self.optimizer.load_master([state["master"] for state in states])
+
+
+def _with_tensors(thing: Any, made: Callable[[Tensor], Tensor]) -> Any:
+    """The same dicts and lists, with other tensors, `made` of theirs."""
+    if isinstance(thing, dict):
+        return {key: _with_tensors(each, made) for key, each in thing.items()}
+    if isinstance(thing, list):
+        return [_with_tensors(each, made) for each in thing]
+    return made(thing) if isinstance(thing, Tensor) else thing
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def file_of(rank: int, ranks: int) -> str:

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from areal_like.run.run_folder import sync
 
 META = "meta.json"
 READ_BYTES = 1 << 24
+LAST_WRITE_SECONDS = 60.0
+"""Time, after an error of the run, for the end of a write under way."""
 FULL_BYTES = 1 << 20
 """Bytes: with less free space than this, the disk counts as full."""
 
@@ -88,12 +91,15 @@ def _digest(path: Path) -> str:
     return hasher.hexdigest()
 
 
+def is_whole(run: Path, step: int) -> bool:
+    """Is there a complete checkpoint of this step?"""
+    return (folder_of(run, step) / META).exists()
+
+
 def write(run: Path, step: int, fill: Callable[[Path], None], progress: Mapping[str, object], keep: int) -> Path:
     """Make a durable checkpoint of the files that `fill` writes into a folder, then delete all but the newest `keep`.
-    Does nothing if a complete checkpoint of this step exists. Raises OSError, before it deletes."""
+    Raises OSError, before it deletes."""
     target = folder_of(run, step)
-    if (target / META).exists():
-        return target
     beside = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
@@ -114,6 +120,43 @@ def write(run: Path, step: int, fill: Callable[[Path], None], progress: Mapping[
     for old in sorted(target.parent.glob("step-*"))[:-keep]:
         shutil.rmtree(old)
     return target
+
+
+class CheckpointWriter:
+    """Writes checkpoints of a run beside it, one at a time: in a thread. The methods raise an error of the thread."""
+
+    def __init__(self, run: Path, keep: int):
+        self._run, self._keep, self._step = run, keep, 0
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def begin(self, step: int, fill: Callable[[Path], None], progress: Mapping[str, object]) -> None:
+        """Let the thread make a checkpoint, as `write` does. None may be under way."""
+
+        def work() -> None:
+            try:
+                write(self._run, step, fill, progress, self._keep)
+            except BaseException as error:
+                self._error = error
+
+        self._step, self._thread = step, threading.Thread(target=work, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def written(self, wait: bool) -> int | None:
+        """The step of a checkpoint that has become durable since the last call; None: of none. `wait` for the end of a
+        write under way."""
+        if self._thread is None or (self._thread.is_alive() and not wait):
+            return None
+        self._thread.join()
+        self._thread = None
+        if self._error:
+            raise self._error
+        return self._step
+
+    def close(self) -> None:
+        """Give a write under way some time."""
+        if self._thread:
+            self._thread.join(LAST_WRITE_SECONDS)
 
 
 @contextlib.contextmanager

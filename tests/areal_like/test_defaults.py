@@ -8,7 +8,7 @@ import pytest
 
 from areal_like.config import run_config as configs
 from areal_like.config.run_config import ConfigError, load
-from areal_like.machine import cores, has_bfloat16, has_gpu
+from areal_like.machine import cores, free_memory, has_bfloat16, has_gpu
 
 PRETRAINED = "model={name: folder, path: /somewhere}"
 
@@ -196,6 +196,26 @@ def test_cores_are_those_that_may_be_used(tmp_path: Path, monkeypatch, files: di
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     write(tmp_path, files)
     assert cores(tmp_path) == count
+
+
+MEMINFO, STAT = "MemTotal: 9000 kB\nMemAvailable: 5000 kB\nHugePages_Total: 0\n", "anon 1000\nfile 90000\nshmem 24\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({}, 0),
+        ({"proc/meminfo": MEMINFO}, 5_120_000),
+        ({OWN: "0::/a/b\n", f"{V2}/a/memory.max": "100000\n", f"{V2}/a/memory.stat": STAT}, 98_976),
+        ({OWN: "0::/a\n", f"{V2}/a/memory.max": "max\n", f"{V2}/a/memory.stat": STAT}, 5_120_000),
+    ],
+)
+def test_free_memory_is_that_of_the_machine_and_of_its_control_group(
+    tmp_path: Path, files: dict[str, str], free
+) -> None:
+    """Files that are only cached take none."""
+    write(tmp_path, files if not files else {"proc/meminfo": MEMINFO} | files)
+    assert free_memory(tmp_path) == free
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -163,3 +165,24 @@ def test_a_bit_that_flips_in_a_checkpoint_is_named_with_its_file_and_the_checkpo
     (folders[1] / name).write_bytes(content)
     with pytest.raises(checkpoints.Damaged, match=rf"step-00000002/{name} is damaged.*from step-00000001"):
         checkpoints.check(folders[1])
+
+
+def test_a_write_that_was_killed_leaves_the_checkpoint_before_and_is_made_again(tmp_path: Path) -> None:
+    checkpoints.write(tmp_path, 1, lambda _: None, {"steps": 1}, keep=2)
+    reached, go = threading.Event(), threading.Event()
+
+    def fill(folder: Path) -> None:
+        (folder / "learner.pt").write_bytes(b"half")
+        reached.set()
+        assert go.wait(60)
+
+    killed = checkpoints.CheckpointWriter(tmp_path, keep=2)
+    killed.begin(2, fill, {"steps": 2})
+    assert reached.wait(60) and killed.written(wait=False) is None
+    shutil.copytree(tmp_path, tmp_path / "disk")  # as it is at the kill
+    again = checkpoints.CheckpointWriter(tmp_path / "disk", keep=2)
+    assert checkpoints.steps_done(tmp_path / "disk") == 1
+    go.set()
+    again.begin(2, lambda folder: None, {"steps": 2})
+    assert [each.written(wait=True) for each in (killed, again)] == [2, 2] and again.written(wait=True) is None
+    assert checkpoints.progress(checkpoints.folder_of(tmp_path / "disk", 2)) == {"steps": 2}

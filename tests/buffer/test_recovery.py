@@ -206,25 +206,34 @@ def test_a_payload_whose_file_is_gone_is_noticed_at_the_start(tmp_path: Path) ->
         started(tmp_path)
 
 
-def test_a_resume_from_the_checkpoint_before_the_newest_serves_the_batches_since_then_again(tmp_path: Path) -> None:
-    """The newest one was damaged, and removed."""
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_resume_from_a_checkpoint_serves_the_batches_since_then_again(tmp_path: Path, late: int) -> None:
+    """From the newest one and, as that may be damaged, from the one before, although the journal's new segment began
+    `late` train steps after it."""
     _, replay, end = started(tmp_path)
-    batches = []
-    for step in range(3):
+    batches, every = [], max(1, late)
+    for step in range(3 * every + late):
         admit_and_push(replay, 2 * step, 2 * step + 1, version=step)
         batches.append(train(replay, step))
-        checkpoints.write(tmp_path, step + 1, lambda folder: None, {}, keep=2)
-        replay.record.__self__.rotate(replay.store.snapshot, replay.store.payloads())
+        saved = step + 1 - late
+        if saved > 0 and saved % every == 0:
+            checkpoints.write(tmp_path, saved, lambda folder: None, {}, keep=2)
+            replay.record.__self__.rotate(replay.store.snapshot, replay.store.payloads(), late=late > 0)
     end()
-    assert [path.stem for path in segments(tmp_path / "journal")] == ["000003", "000004"]
-    shutil.rmtree(checkpoints.folder_of(tmp_path, 3))
-    for _ in range(2):  # the second time with the records of the first
-        steps, replay, end = started(tmp_path)
-        assert (steps, replay.store.counts.trained) == (2, 4)
-        end()
+    kept = ["000003", "000004"] if not late else ["000002", "000003", "000004"]
+    assert [path.stem for path in segments(tmp_path / "journal")] == kept
+    for newest in (3 * every, 2 * every):
+        for _ in range(2):  # the second time with the records of the first
+            steps, replay, end = started(tmp_path)
+            assert (steps, replay.store.counts.trained) == (newest, 2 * newest)
+            end()
+        shutil.rmtree(checkpoints.folder_of(tmp_path, newest))
+    checkpoints.write(tmp_path, newest, lambda folder: None, {}, keep=2)
     _, replay, end = started(tmp_path)
-    assert {bytes(load(each.payload))[0] for each in replay.store.entries.of(Stage.WAITING)} == {4, 5}
-    assert train(replay, 2) == batches[2] and replay.store.counts.trained == 6
+    held = {bytes(load(each.payload))[0] for each in replay.store.entries.of(Stage.WAITING)}
+    assert held == set(range(2 * newest, 2 * len(batches)))
+    again = [train(replay, step) for step in range(newest, len(batches))]
+    assert again == batches[newest:] and replay.store.counts.trained == 2 * len(batches)
     end()
 
 

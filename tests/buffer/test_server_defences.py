@@ -422,7 +422,7 @@ def test_leases_follow_free_slots_not_whole_groups() -> None:
 def test_a_checkpoint_of_long_ago_does_not_shorten_the_journal() -> None:
     """Batches 1 and 2 are in no checkpoint: the journal must keep them."""
     house, rotated = started(), []
-    house.server.outbox.rotate = lambda *args: rotated.append(house.server.learner.steps)  # type: ignore[method-assign]
+    house.server.outbox.rotate = lambda *args, late: rotated.append((house.server.learner.steps, late))  # type: ignore[method-assign]
     for step in range(3):
         for name in house.names:
             for group_id in sorted(house.store.entries.held_by(name)):
@@ -432,7 +432,9 @@ def test_a_checkpoint_of_long_ago_does_not_shorten_the_journal() -> None:
         house.say("learner", "checkpointed", {"step": 1})
         house.publish(step + 1)
         house.apply(step + 1)
-    assert house.server.learner.steps == 3 and rotated == [1]
+    for step in (9, 2, 1):
+        house.say("learner", "checkpointed", {"step": step})
+    assert house.server.learner.steps == 3 and rotated == [(1, False), (3, True)]
 
 
 # ---- failure, and the start -----------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The whole train step: against a plain gradient, and the contracts on bits, micro-batches and order."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import torch
 
 from areal_like.models.causal_lm import qwen2, state_of
+from learners import saving
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo
@@ -83,13 +86,32 @@ def test_proximal_logprobs_are_those_at_the_start_of_the_step():
         assert torch.equal(current, proximal) == (number == 0)
 
 
-def test_a_restored_learner_goes_on_bit_for_bit(tmp_path):
-    learner, restored = learner_of(), learner_of()
+@pytest.mark.parametrize("room", [1 << 50, 0])
+def test_a_state_saved_beside_the_next_step_is_that_before_it_and_goes_on_bit_for_bit(tmp_path, monkeypatch, room):
+    """The step waits until the state is copied; without room for a copy, until it is written."""
+    monkeypatch.setattr(saving, "free_memory", lambda: room)
+    learner, restored, order = learner_of(num_minibatches=1), learner_of(num_minibatches=1), list[str]()
+    write, step = learner.saving._write, learner.optimizer._adamw.step
     first, second = batches(2)
     learner.train(first)
-    learner.save_state(tmp_path)
+    save, waits, stepped = learner.save_beside(), threading.Event(), threading.Event()
+    held = learner.optimizer._may_change
+    held_wait = held.wait
+    monkeypatch.setattr(held, "wait", lambda: (waits.set(), held_wait(60)))
+    monkeypatch.setattr(learner.optimizer._adamw, "step", lambda: (order.append("step"), step(), stepped.set()))
+
+    def wrote(state, folder):
+        assert not room or stepped.wait(60), "a copy is written beside the step"
+        order.append("write")
+        write(state, folder)
+
+    monkeypatch.setattr(learner.saving, "_write", wrote)
+    with ThreadPoolExecutor(1) as pool:
+        saved = pool.submit(lambda: waits.wait(60) and save(tmp_path))
+        found = learner.train(second)
+    saved.result()
     restored.load_state(tmp_path)
-    assert restored.train(second) == learner.train(second)
+    assert restored.train(second) == found and order == (["step", "write"] if room else ["write", "step"])
     assert restored.snapshot().digest() == learner.snapshot().digest()
 
 

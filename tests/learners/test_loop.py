@@ -1,6 +1,9 @@
 """The learner's loop with events in a fixed order: batches that can't be trained, and steps that fail."""
 
+import errno
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +108,8 @@ def loop(folder: Path, outcomes: list[Any], *overrides: str, lies: list[bool] | 
     trainer, client, publisher = Trainer(outcomes), Client(), Publisher()
     log = MetricsLog(folder / "metrics.jsonl")
     silent = Reference([], 0, None)
-    return TrainLoop(role, trainer, client, publisher, Trusting(lies or []), log, silent)  # type: ignore[arg-type]
+    writer = checkpoints.CheckpointWriter(folder, config.checkpoint.keep)
+    return TrainLoop(role, trainer, client, publisher, Trusting(lies or []), log, silent, writer)  # type: ignore[arg-type]
 
 
 def fault(moved: bool = False) -> Untrainable:
@@ -160,6 +164,55 @@ def test_a_run_whose_time_is_over_while_it_waits_ends_as_any_other(tmp_path: Pat
     made.resume(checkpoints.folder_of(tmp_path, steps))
     made.run()
     assert made.client.until == 10.0, "the time of the earlier part counts"
+
+
+class SavesBeside(Trainer):
+    """Its saves wait for `go`, or fail."""
+
+    def __init__(self, fails: bool = False):
+        super().__init__([])
+        self.go, self.fails, self.begun = threading.Event(), fails, 0
+
+    def save_beside(self) -> Callable[[Path], None]:
+        self.begun += 1
+
+        def save(folder: Path) -> None:
+            assert self.go.wait(60)
+            if self.fails:
+                raise OSError(errno.EIO, "no disk")
+
+        return save
+
+
+def test_steps_go_on_beside_a_checkpoint_and_its_report_comes_when_it_is_durable(tmp_path: Path) -> None:
+    """The next one waits for it, and so does the end."""
+    made, whole = loop(tmp_path, [], "checkpoint.every=2", "run.steps=5"), list[bool]()
+    made.trainer = trainer = SavesBeside()
+
+    def trained(index: int) -> None:
+        made.client.said.append(("trained", index))
+        if index == 3:  # after this step the next one is due
+            assert trainer.begun == 1 and not checkpoints.is_whole(tmp_path, 2)
+            trainer.go.set()
+
+    def checkpointed(step: int) -> None:
+        made.client.said.append(("checkpointed", step))
+        whole.append(checkpoints.is_whole(tmp_path, step))
+
+    made.client.trained, made.client.checkpointed = trained, checkpointed
+    made.run()
+    said = done(made)
+    assert said[:5] == [*(("trained", index) for index in range(4)), ("checkpointed", 2)]
+    assert [step for what, step in said if what == "checkpointed"] == [2, 4, 5] and whole == [True] * 3
+
+
+def test_a_write_that_fails_beside_the_steps_ends_the_run_with_its_error(tmp_path: Path) -> None:
+    made = loop(tmp_path, [], "checkpoint.every=2", "run.steps=3")
+    made.trainer = SavesBeside(fails=True)
+    made.client.trained = lambda index: made.trainer.go.set() if index == 2 else None
+    with pytest.raises(OSError, match="no disk"):
+        made.run()
+    assert done(made) == [] and list((tmp_path / "checkpoints").iterdir()) == []
 
 
 @pytest.mark.parametrize("fixed", ["replay=runs/x", "inject_staleness=1"])

@@ -116,7 +116,7 @@ def test_another_rank_trusts_no_batch_of_weights_that_were_not_published(tmp_pat
     learner.ranks.broadcast, learner.ranks.barrier = lambda _: next(commands), lambda: None
     client = SimpleNamespace(want_share=lambda *about: asked.append(about), batch=lambda: next(shares), redo=0)
     with pytest.raises(KeyError):
-        follow(learner, client, None, Attestation(tmp_path, writes=False))
+        follow(learner, None, client, None, Attestation(tmp_path, writes=False))
     assert asked == [(0, 0), (1, 0), (0, 0), (1, 0)] and learner.optimizer.steps == 1, "the lie is not trained"
     learner.ranks.gathered = lambda fault: [fault, "group 1 of another rank is made by others"]
     with pytest.raises(Untrainable, match="batch 0 can't be trained: group 1 of another rank"):
