@@ -5,6 +5,7 @@ tokens, `T = P + R`. A *version* is the number of published weight updates that 
 weights). A *run* is `(version, n)`: n consecutive tokens sampled at that version.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -24,7 +25,7 @@ class Prompt:
     `tokens` int32 [P]; `answer` is the input of the task's verifier; `max_tokens` is the longest response that makes
     sense. `filler`: with a task's `length_trace`, loss-masked tokens that sample i decodes after its answer, `filler[i
     % len(filler)]`. `codec` (`interfaces.Codec`): None where the task has no text. `messages`: the prompt as chat
-    messages `{role, content}`. `task` names the task of a mixture that made it."""
+    messages `{role, content}`. `task` names the task of a mixture that made it. `columns`: arguments of the reward."""
 
     tokens: np.ndarray
     answer: Any
@@ -33,6 +34,7 @@ class Prompt:
     codec: Any = None
     messages: tuple[dict[str, str], ...] = ()
     task: str = ""
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from areal_like.config.placement import needs_of
 from areal_like.config.registry import build, key_hint, resolve
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
+from areal_like.hub import located
 from areal_like.machine import has_gpu
 from areal_like.places import COMMANDS, INSTALLED, REPOSITORY
 from areal_like.run import checkpoints, run_folder
@@ -81,15 +82,15 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def load(args: argparse.Namespace) -> Config:
     """The config of the command line; unset keys are those of a resumed or replayed run. Raises ConfigError."""
 
-    def read(inherited: Config | None = None) -> Config:
-        config = configs.load([args.config, *args.overrides], inherited)
+    def read(inherited: Config | None = None, folders: Sequence[str] = ()) -> Config:
+        config = configs.load([args.config, *args.overrides, *folders], inherited)
         return placed(resolve_folders(resolve_transport(config)), args.gpus)
 
     config = read()
-    earlier = Path(config.replay) if config.replay else earlier_run(config, args)
-    if earlier and (earlier / CONFIG).is_file():
-        return read(configs.load_resolved(earlier / CONFIG))
-    return config
+    folder = Path(config.replay) if config.replay else earlier_run(config, args)
+    earlier = configs.load_resolved(folder / CONFIG) if folder and (folder / CONFIG).is_file() else None
+    folders = [] if args.print_config else located(configs.leaves(config), configs.leaves(earlier) if earlier else {})
+    return read(earlier, folders) if earlier or folders else config
 
 
 def resolve_transport(config: Config) -> Config:

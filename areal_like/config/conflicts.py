@@ -20,12 +20,12 @@ from areal_like.config.registry import (
     with_defaults,
 )
 from areal_like.config.schema import Config, Knobs
+from areal_like.hub import named
 from areal_like.models.model_folder import ROUTED, read_config
 
 Problem = tuple[str, str]
 """A key and its fault."""
 AGES, BOUND = "inject_staleness", "scheduler.max_staleness"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def refuse_conflicts(config: Config) -> None:
@@ -55,7 +55,7 @@ def _of_sections(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem
 def _of_processes(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
     buffer, key = config.buffer, "buffer.transport"
     asked = [f"buffer.port={buffer.port}"] if buffer.port else []
-    asked += [] if buffer.host in LOOPBACK else [f"buffer.host={buffer.host}"]
+    asked += [] if buffer.host in ("127.0.0.1", "localhost", "::1") else [f"buffer.host={buffer.host}"]
     if asked and buffer.transport == "ipc":
         yield key, f"ipc has no use for {' and '.join(asked)}: leave that out, or set {key}=tcp"
     one_process = "ONE_PROCESS" in marks("launcher", known["launcher"]["name"])
@@ -129,13 +129,12 @@ def _of_learner(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]
 
 def _of_advantage(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
     learner, name = known["learner"], known["advantage"]["name"]
-    wanted = marks("advantage", name)
     for knob in ("kl_reward", "overlong_penalty"):
         if name == "maxrl" and learner.get(knob):
             yield f"learner.{knob}", "advantage=maxrl takes no negative rewards, which this would cause"
     alone = known["sizing"]["name"] == "fixed" and known["sizing"]["group_size"] == 1
     learns_else = "teacher" not in learner or learner["teacher"] is not None or is_supervised(config)
-    if alone and "compares_samples" in wanted and not learns_else:
+    if alone and "compares_samples" in marks("advantage", name) and not learns_else:
         problem = f"advantage={name} compares the samples of one prompt, so all advantages would be 0 with 1 sample"
         yield "sizing.group_size", f"{problem}: take larger groups, or advantage=batch"
 
@@ -203,7 +202,7 @@ def _of_engine(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
         yield key, "it does not go with learner.compile: leave one of them out"
     if "return_experts" not in knobs("engine", engine["name"]):
         yield key, f"engine={engine['name']} does not return the experts that its model chooses: leave it out"
-    path = model.get("path")
+    path = None if named(model.get("path")) else model.get("path")
     kind = read_config(path)["model_type"] if path else model["name"]
     if kind not in ROUTED and (path or kind == "qwen2"):
         yield key, f"a model of {kind} has no experts that can be replayed (those of {', '.join(sorted(ROUTED))} have)"
@@ -220,8 +219,7 @@ def _of_supervision(config: Config, known: Mapping[str, Knobs]) -> Iterator[Prob
         "group_reward": config.group_reward["name"] != "none",
         "eval.sets": config.eval.sets,
     }
-    of_rollouts = ("kl_reward", "router_replay", "teacher")
-    asked |= {f"learner.{knob}": known["learner"].get(knob) for knob in of_rollouts}
+    asked |= {f"learner.{knob}": known["learner"].get(knob) for knob in ("kl_reward", "router_replay", "teacher")}
     for key in [key for key, is_set in asked.items() if is_set]:
         yield key, f"loss={config.loss['name']} has neither rollouts nor rewards: leave it out"
     if "needs_model" not in marks("learner", known["learner"]["name"]):

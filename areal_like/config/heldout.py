@@ -8,8 +8,6 @@ from typing import Annotated
 from areal_like.config.registry import ConfigError, as_spec, check, check_knobs, within
 from areal_like.config.schema import OWN, Config, Knobs
 
-_SET_NAME = re.compile(r"[A-Za-z][\w-]*")
-
 
 def eval_set(
     *,
@@ -45,7 +43,7 @@ def task_spec(config: Config, given: str | Mapping[str, object]) -> Knobs:
         return as_spec(given)
     task = as_spec(config.task)
     if task["name"] == "jsonl":
-        return {**task, "path": given, "heldout_path": None}
+        return {**task, "path": given, **dict.fromkeys(("subset", "split", "heldout_path", "heldout_split"))}
     return {"name": "jsonl", "path": given, "tokenizer": task.get("tokenizer") or config.model.get("path")}
 
 
@@ -58,7 +56,7 @@ def check_heldout(config: Config) -> None:
     members = config.task.get("tasks") or ()
     for name, spec in own["sets"].items():
         key = f"eval.sets.{name}"
-        if not _SET_NAME.fullmatch(str(name)) or name in ("train", OWN, *members):
+        if not re.fullmatch(r"[A-Za-z][\w-]*", str(name)) or name in ("train", OWN, *members):
             why = "the name is taken, or has other signs than letters, digits, _ and -"
             raise ConfigError(f"{key}: {why}: choose another one", "eval.sets")
         if not isinstance(spec, Mapping):

@@ -101,6 +101,8 @@ class Layers:
         """Merge the group file of this name, or name the component."""
         files = _group(key, folder)
         known = dict.fromkeys([*COMPONENTS.get(key, {}), *files])
+        if key == "model" and name not in known and (Path(name).is_dir() or ("/" in name and ":" not in name)):
+            return self._merge(self.tree, {key: {"name": "folder", "path": name}}, origin)
         if name not in known and not (key in COMPONENTS and ":" in name):
             hint = f"{component_hint(key, name, known)} There are {', '.join(known)}"
             raise ConfigError(f"{key}: there is no {key} {name!r}.{hint} [from {origin}]", key)

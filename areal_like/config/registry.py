@@ -130,6 +130,7 @@ OTHER_NAMES = {
     "sampling.max_new_tokens": "max_completion_length max_response_length max_tokens",
     "sampling.temperature": "temperature",
     "sizing.group_size": "n num_generations",
+    "task.columns": "prompt_key answer_key input_key label_key dataset_text_field",
     "task.max_prompt_tokens": "max_prompt_length",
     "task.path": "dataset_name train_files",
     "task.reward": "reward_funcs",
@@ -273,7 +274,7 @@ def _validate_knobs(found: Signature, prefix: str, name: str, values: Mapping[st
             with within(path.removesuffix(knob), path):
                 check(knob, as_spec(value, knob))
     missing = [knob for knob, known in found.knobs.items() if known.default is REQUIRED and knob not in values]
-    if missing:
+    if missing and prefix != "reward":  # which takes columns of the data
         path = f"{prefix}.{missing[0]}"
         raise ConfigError(f"{path}: {name!r} needs it and has no default; set it with {path}=VALUE", path)
 

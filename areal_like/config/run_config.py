@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from areal_like.config.annotations import outside
 from areal_like.config.conflicts import AGES, BOUND, refuse_conflicts
@@ -212,8 +212,7 @@ def _chosen(tree: Tree, kind: str) -> str | None:
 
 
 def actors_of(config: Config) -> int:
-    assert config.actors.count is not None
-    return config.actors.count
+    return cast(int, config.actors.count)
 
 
 def ranks_of(config: Config) -> int:
@@ -285,7 +284,8 @@ def _typed(tree: Tree) -> Config:
         OmegaConf.resolve(config)
     except OmegaConfBaseException as error:
         key = error.full_key or at
-        raise ConfigError(f"{key}: {str(error).splitlines()[0]}", key) from None
+        hint = f"; set {key}=VALUE" * isinstance(error, InterpolationKeyError)
+        raise ConfigError(f"{key}: {str(error).splitlines()[0]}{hint}", key) from None
     return cast(Config, config)
 
 

@@ -1,4 +1,4 @@
-"""Demonstrations: conversations to imitate, from a file with one JSON object per line (`loss=sft`).
+"""Demonstrations: conversations to imitate, from a file or a data set (`loss=sft`).
 
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]}
     {"prompt": "..." or messages, "completion": "..." or messages}
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from areal_like.interfaces import Demonstration
-from areal_like.tasks.rows import FileTask, Row, are_messages, checked_prompt
+from areal_like.tasks.rows import FileTask, Row, are_messages, checked_prompt, column_names
 from areal_like.types import Prompt
 
 ASSISTANT = "assistant"
@@ -25,14 +25,14 @@ class Demonstrations(FileTask):
     """Conversations to imitate. Knobs of the file: see `areal_like.tasks.rows.FileTask`; openings take the place of
     prompts: `suffix` and `system` change them, `max_prompt_tokens` bounds them, `max_tokens` the rest.
 
-    prompt_key, completion_key: names within a line that has no "messages". An assistant's message with `"weight": 0` is
-        read and not trained.
+    columns: {messages: ..., prompt: ..., completion: ...}, names in the data where they differ; prompt and completion
+        are read where a row has no messages. An assistant's message with `"weight": 0` is read and not trained.
 
     As a task of its own (`scripts.eval`) it asks for the last turn; the reward is 1 for the same text, else 0.
     """
 
-    def __init__(self, seed: int, *, prompt_key: str = "prompt", completion_key: str = "completion", **file: Any):
-        self._prompt_key, self._completion_key = prompt_key, completion_key
+    def __init__(self, seed: int, *, columns: Mapping[str, str] | None = None, **file: Any):
+        self._names = column_names(columns, "messages", "prompt", "completion")
         super().__init__(seed, **file)
 
     def prompt(self, split: str, row: int) -> Prompt:
@@ -85,25 +85,26 @@ class Demonstrations(FileTask):
     def _parted(
         self, place: str, fields: Mapping[str, object]
     ) -> tuple[str | list[dict[str, str]], list[dict[str, str]]]:
-        if "messages" in fields:
-            said = fields["messages"]
+        whole, begun, completed = self._names.values()
+        if whole in fields:
+            said = fields[whole]
             if not self._chat or not are_messages(said):
-                raise ValueError(f'{place}: "messages" must be a list of messages, and needs task.chat_template')
+                raise ValueError(f"{place}: {whole!r} must be a list of messages, and needs task.chat_template")
             first = next((at for at, message in enumerate(said) if message["role"] == ASSISTANT), 0)
             if first == 0 or said[-1]["role"] != ASSISTANT:
                 raise ValueError(f"{place}: the first message must not be the assistant's, and the last one must")
             return said[:first], said[first:]
-        for key in (self._prompt_key, self._completion_key):
+        for key in (begun, completed):
             if key not in fields:
-                raise ValueError(f'{place}: no "messages" and no {key!r}; the keys are {", ".join(fields)}')
-        prompt = checked_prompt(place, self._prompt_key, fields[self._prompt_key], self._chat)
-        completion = fields[self._completion_key]
+                raise ValueError(f"{place}: no {whole!r} and no {key!r}; the keys are {', '.join(fields)}")
+        prompt = checked_prompt(place, begun, fields[begun], self._chat)
+        completion = fields[completed]
         if isinstance(completion, str):
             return prompt, [{"role": ASSISTANT, "content": completion}]
         if self._chat and are_messages(completion) and completion[0]["role"] == completion[-1]["role"] == ASSISTANT:
             return prompt, completion
         wanted = "a text, or with a chat template messages that begin and end with the assistant's"
-        raise ValueError(f"{place}: {self._completion_key!r} must be {wanted}")
+        raise ValueError(f"{place}: {completed!r} must be {wanted}")
 
 
 def _is_only_read(turn: Mapping[str, object]) -> bool:

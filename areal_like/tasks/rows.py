@@ -1,37 +1,41 @@
-"""The rows of a task: read from a file with one JSON object per line; some are held out, the others are trained."""
+"""The rows of a task: read from a file or a data set; some are held out, the others are trained."""
 
-import codecs
 import json
 import logging
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, TypeGuard
+from typing import Annotated, Any, TypeGuard
 
 import numpy as np
 import xxhash
 
 from areal_like.sampling import stream_key
+from areal_like.tasks.records import records
 from areal_like.tasks.text import TextTask
 
 _log = logging.getLogger(__name__)
+JSON_COLUMNS: dict[str, type] = {"tools": list, "template": dict}
+"""Columns that may be JSON text: what a row's chat template gets beside the messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a file: `place` is "path:line", `prompt` a text or a list of chat messages, `template` more arguments
-    of its chat template."""
+    """One record: `place` is "path:line", `prompt` a text or a list of chat messages, `template` more arguments of its
+    chat template, `tools` those that it shows, `columns` what the reward takes beside the answer."""
 
     place: str
     prompt: str | list[dict[str, str]]
     answer: str
     template: Mapping[str, object] = field(default_factory=dict)
+    tools: Sequence[object] = ()
+    columns: Mapping[str, object] = field(default_factory=dict)
 
     def most_tokens(self, role: int) -> int:
         """A bound on the tokens of its texts, a byte each, with `role` tokens beside each message."""
-        if self.template:  # with any effect
+        if self.template or self.tools:  # with any effect
             return sys.maxsize
         texts = [self.prompt] if isinstance(self.prompt, str) else [text for m in self.prompt for text in m.values()]
         messages = 1 if isinstance(self.prompt, str) else len(self.prompt)
@@ -85,7 +89,7 @@ class Rows:
         for split, rows in zip(("train", self._heldout), self.splits.values(), strict=True):
             digest = xxhash.xxh3_64()
             for row in rows:
-                more = [row.template] if row.template else []
+                more = [each for each in (row.template, row.tools, row.columns) if each]
                 digest.update(json.dumps([row.hash(0), row.answer, *more]).encode())
             found[split] = f"{len(rows)} rows ({digest.hexdigest()})"
         return found
@@ -108,13 +112,17 @@ class TaskOfRows:
 
 
 class FileTask(TaskOfRows, TextTask, ABC):
-    """The base of tasks of a file with one JSON object per line, which `_row` reads by knobs that a subclass sets
-    before it calls this `__init__`. Knobs of the text: see `areal_like.tasks.text`.
+    """The base of tasks of records, which `_row` reads by knobs that a subclass sets before it calls this `__init__`.
+    Knobs of the text: see `areal_like.tasks.text`.
 
-    path: the file. heldout_path: file of the held-out rows; a training row whose prompt is among them is left out (and
-        logged). Without it, about `heldout_fraction` of the different prompts of `path`, at least one, is held out.
+    path: a file (.jsonl, .csv, .parquet), a folder (of `save_to_disk`, or of data files), or a data set's name on the
+        Hugging Face Hub, as ORG/NAME or ORG/NAME@REVISION. Of the last two, split (null: "train") of the
+        configuration `subset`.
+    heldout_path, heldout_split: the held-out rows, one of the two: another file, another split; a training row whose
+        prompt is among them is left out (and logged). Without them, about `heldout_fraction` of the different
+        prompts of `path`, at least one, is held out.
 
-    Raises FileNotFoundError (file, tokenizer folder) and ValueError (a bad line, with file and line; an empty split).
+    Raises FileNotFoundError (file, tokenizer folder) and ValueError (a bad row, with its place; an empty split).
     """
 
     def __init__(
@@ -122,38 +130,31 @@ class FileTask(TaskOfRows, TextTask, ABC):
         seed: int,
         *,
         path: str,
+        subset: str | None = None,
+        split: str | None = None,
         heldout_path: str | None = None,
+        heldout_split: str | None = None,
         heldout_fraction: Annotated[float, "(0, 1)"] = 0.05,
         **text: object,
     ):
         super().__init__(**text)  # type: ignore[arg-type]  # its knobs, checked by the registry
-        heldout = _read("task.heldout_path", heldout_path, self._row) if heldout_path else None
-        self._rows = Rows(seed, _read("task.path", path, self._row), heldout, heldout_fraction)
+        rows, heldout = [self._row(*each) for each in records("task.path", path, subset, split)], None
+        if heldout_path or heldout_split:
+            key = "task.heldout_path" if heldout_path else "task.heldout_split"
+            source = records(key, heldout_path or path, subset if heldout_split else None, heldout_split)
+            heldout = [self._row(*each) for each in source]
+        self._rows = Rows(seed, rows, heldout, heldout_fraction)
 
     @abstractmethod
     def _row(self, place: str, fields: Mapping[str, object]) -> Row:
-        """The row of a line's object at `place`. Raises ValueError."""
+        """The row of the columns at `place`. Raises ValueError."""
 
 
-def _read(key: str, path: str, row_of: Callable[[str, Mapping[str, object]], Row]) -> list[Row]:
-    """The rows of the file that `key` of the config names, without empty lines."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{key}: no file {path!r}")
-    with open(path, "rb") as file:
-        lines = ((f"{path}:{number}", line.removeprefix(codecs.BOM_UTF8)) for number, line in enumerate(file, 1))
-        return [row_of(place, _fields(place, line)) for place, line in lines if line.strip()]
-
-
-def _fields(place: str, line: bytes) -> dict[str, object]:
-    try:
-        fields = json.loads(line.decode().rstrip("\r\n"))
-    except json.JSONDecodeError as error:  # which counts lines from this one
-        raise ValueError(f"{place}: not JSON: {error.msg}, at column {error.colno}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{place}: not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise ValueError(f"{place}: want a JSON object, got {type(fields).__name__}")
-    return fields
+def column_names(given: Mapping[str, str] | None, *known: str) -> dict[str, str]:
+    """Each of the `known` columns → its name in the data, by `task.columns`. Raises ValueError."""
+    if other := sorted({*(given or ())} - {*known}):
+        raise ValueError(f"task.columns: got {other[0]!r}, expected {', '.join(known)}, each with its name in the data")
+    return {column: (given or {}).get(column, column) for column in known}
 
 
 def are_messages(prompt: object) -> TypeGuard[list[dict[str, str]]]:
@@ -176,3 +177,14 @@ def checked_prompt(
         return prompt
     wanted = "a text or a list of messages {role, content}" if chat else "a text"
     raise ValueError(f"{place}: {key!r} must be {wanted}")
+
+
+def as_json(place: str, key: str, fields: Mapping[str, object], kind: type) -> Any:
+    """The list or object in a column, itself or as JSON text; an empty one where there is none. Raises ValueError."""
+    given = fields.get(key) or kind()
+    with suppress(ValueError):
+        given = json.loads(given) if isinstance(given, str) else given
+    if not isinstance(given, kind):
+        form = "a list of JSON schemas of functions" if kind is list else "an object"
+        raise ValueError(f"{place}: {key!r}: got {given!r}, expected {form}; task.columns can name another column")
+    return given

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
@@ -172,11 +172,16 @@ class TextTask:
         return tuple(messages)
 
     def _prompt(
-        self, place: str, messages: Turns, answer: object, template: Mapping[str, object] = NO_ARGUMENTS
+        self,
+        place: str,
+        messages: Turns,
+        answer: object,
+        template: Mapping[str, object] = NO_ARGUMENTS,
+        tools: Sequence[object] = (),
     ) -> Prompt:
         """The prompt at `place` (a row, in words). Raises ValueError where it is too long."""
         codec = self._codec_with(template, f"{place}: 'template'") if template else self._codec
-        tokens = codec.opening(messages)
+        tokens = codec.opening(messages, tools)
         if not 1 <= len(tokens) <= self._max_prompt_tokens:
             allowed = f"task.max_prompt_tokens allows 1 to {self._max_prompt_tokens}"
             raise ValueError(f"{place}: the prompt has {len(tokens)} tokens; {allowed}: raise it, or take the row out")

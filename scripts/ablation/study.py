@@ -19,6 +19,7 @@ from areal_like.config import run_config as configs
 from areal_like.config.layers import find, read, shown
 from areal_like.config.registry import nearest
 from areal_like.config.run_config import Config, ConfigError
+from areal_like.hub import located
 from areal_like.places import CONFIGS
 
 from ..starting.preflight import preflight
@@ -150,6 +151,8 @@ def points(grid: Mapping[str, Mapping[str, Overrides]]) -> Iterator[Labels]:
 def _loaded(arguments: tuple[str, ...], origins: tuple[tuple[str, str], ...]) -> Config:
     """A config that passes all checks before a run. Raises ValueError, OSError."""
     config = configs.load(arguments, origins=dict(origins))
+    if folders := located(configs.leaves(config), {}):
+        config = configs.load((*arguments, *folders), origins=dict(origins))
     preflight(config)
     return config
 

@@ -141,7 +141,8 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("run.seed", ["run.seed=${oops}"]),
     ("sampling.top_p", ["sampling.top_p=0.9"]),
     ("mode", ["mode=asnyc"]),
-    ("task.path", ["task=jsonl"]),
+    ("task.tokenizer", ["task=jsonl", "task.path=x"]),
+    ("task.path", ["task=jsonl", "model=a/b"]),
     ("engine.name", ["engine=nowhere_at_all:Engine"]),
     # mixtures
     ("task.tasks", ["task={name: mixture, tasks: {}}"]),

@@ -33,6 +33,7 @@ ELSEWHERE = {
     "areal-like train configs/quickstart.yaml launcher=slurm": "tests/slurm/test_slurm.py",
     "areal-like ablate staleness --slurm": "tests/slurm/test_slurm.py",
     "areal-like ablate staleness --parallel": "tests/integration/test_ablate.py",
+    "areal-like train base model=Qwen/": "tests/areal_like/test_hub.py",
     "areal-like join": "tests/integration/test_live_runs.py",
     "areal-like stop": "tests/integration/test_live_runs.py",
     "areal-like serve": "tests/scripts/test_serve.py",

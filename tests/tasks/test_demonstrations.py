@@ -46,7 +46,8 @@ def test_prompt_and_completion(tmp_path: Path, completion: object) -> None:
 
 
 def test_prompts_are_those_of_reinforcement_learning_on_the_same_file(tmp_path: Path) -> None:
-    task = task_of(tmp_path, [{"prompt": f"{n}?", "answer": str(n)} for n in range(9)], completion_key="answer")
+    rows = [{"prompt": f"{n}?", "answer": str(n)} for n in range(9)]
+    task = task_of(tmp_path, rows, columns={"completion": "answer"})
     same = Jsonl(0, path=str(tmp_path / "d.jsonl"), tokenizer="bytes", heldout_fraction=0.5)
     for row in range(task.size("train")):
         np.testing.assert_array_equal(task.demonstration("train", row).prompt.tokens, same.prompt("train", row).tokens)

@@ -1,15 +1,19 @@
 """Jsonl with a tokenizer made here, math-verify's verdict on known answers, and bad files."""
 
 import asyncio
+import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import Dataset, DatasetDict
 
 from actors.rewards import reward_function
 from areal_like.config.registry import ConfigError, check
 from areal_like.tasks.jsonl import Jsonl
 from areal_like.tasks.maths import exact, last_number, math_verify
+from areal_like.tasks.text import TEMPLATE
 from tests.actors.test_reward_pool import in_pool
 
 
@@ -70,7 +74,7 @@ def test_prompts_of_the_held_out_file_are_left_out_of_training(make):
 
 def test_the_prompt_is_wrapped_as_the_template_says(make):
     row = {"question": "How many?", "answer": "2"}
-    knobs = {"heldout": [row], "prompt_key": "question", "suffix": " Box it."}
+    knobs = {"heldout": [row], "columns": {"prompt": "question"}, "suffix": " Box it."}
     assert all_texts(make([{**row, "question": "?"}], **knobs), "heldout") == ["[user]How many? Box it.[assistant]"]
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hm?"}]
     task = make([{"question": messages, "answer": 1}], **knobs)
@@ -171,6 +175,109 @@ def test_a_reward_that_does_not_read_the_answer_needs_none(make):
     for reward in (f"{__name__}:near", "exact"):
         with pytest.raises(ValueError, match="no 'answer'"):
             make(rows, reward=reward)
+
+
+def write_csv(path: Path, rows: list[dict]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_repository(path: Path, rows: list[dict]) -> None:
+    """As hubs have them: the split "train" of two subsets, of which the second one is others' rows."""
+    files = [f"- {{config_name: {name}, data_files: [{{split: train, path: {name}/*}}]}}" for name in ("main", "other")]
+    for name, its in (("main", rows), ("other", [{**row, "question": "?"} for row in rows])):
+        (path / name).mkdir(parents=True)
+        Dataset.from_list(its).to_parquet(path / name / "0.parquet")
+    (path / "README.md").write_text("\n".join(["---", "configs:", *files, "---"]), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "knobs", "place"),
+    [
+        ("rows.csv", write_csv, {}, "rows.csv:{}"),
+        ("rows.parquet", lambda path, rows: Dataset.from_list(rows).to_parquet(path), {}, "rows.parquet:{}"),
+        ("saved", lambda path, rows: Dataset.from_list(rows).save_to_disk(path), {}, "saved train:{}"),
+        (
+            "both",
+            lambda path, rows: DatasetDict({"mine": Dataset.from_list(rows)}).save_to_disk(path),
+            {"split": "mine"},
+            "both mine:{}",
+        ),
+        ("clone", write_repository, {"subset": "main"}, "clone train:{}"),
+    ],
+)
+def test_data_of_other_forms_has_the_same_rows(make, tmp_path, monkeypatch, name, write, knobs, place):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "arrow")
+    rows = [{"question": f'What is "{i}", + 1?\n', "solution": str(i + 1)} for i in range(9)]
+    write(tmp_path / name, rows)
+    knobs |= {"columns": {"prompt": "question", "answer": "solution"}, "tokenizer": "bytes", "seed": 0}
+    task = Jsonl(path=str(tmp_path / name), **knobs)
+    plain = make(rows, columns=knobs["columns"])
+    for split in ("train", "heldout"):
+        assert all_texts(task, split) == all_texts(plain, split)
+    assert task.digests() == plain.digests()
+    first = 1 + [row["question"] for row in rows].index(task.prompt("train", 0).messages[-1]["content"])
+    assert task.place("train", 0).endswith(place.format(first if name != "rows.csv" else 1 + 2 * first))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "knobs", "words"),
+    [
+        ("rows.csv", "prompt,answer\n1+1?,2\n1,1?,2\n", {}, "rows.csv:3: .*cells"),
+        ("rows.csv", 'prompt,answer\n"1+1?,2\n', {}, "rows.csv:1: not CSV"),
+        ("rows.parquet", "PAR1", {}, "^task.path: .*rows.parquet"),
+        ("rows.csv", "prompt,answer\n", {"split": "train"}, "^task.path: .*leave out the split"),
+        ("folder/rows.jsonl", '{"prompt": "?", "answer": 1}', {"split": "test"}, r"^task.path: .*task\.split"),
+        ("rows.jsonl", '{"prompt": "?", "answer": 1}', {"columns": {"promt": "prompt"}}, "^task.columns: got 'promt'"),
+        ("rows.jsonl", '{"prompt": "?", "answer": 1, "tools": "add"}', {}, "rows.jsonl:1: 'tools'"),
+    ],
+)
+def test_data_that_cannot_be_read(tmp_path, monkeypatch, name, content, knobs, words):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "arrow")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    path = tmp_path / name.partition("/")[0]
+    with pytest.raises(ValueError, match=words):
+        Jsonl(0, path=str(path), tokenizer="bytes", **knobs)
+
+
+def graded(answer: str, response: str, *, level: int, scale: float = 1.0, **others: object) -> float:
+    return level * scale + len(others)
+
+
+def by_level(answer: str, response: str, *, level: int = 0) -> float:
+    return float(level)
+
+
+def test_other_columns_are_arguments_of_the_reward(make):
+    rows = [{**row, "level": 3, "scale": 5, "source": [1]} for row in sums(3)]
+    own = {"name": f"{__name__}:graded", "scale": 2.0}
+    check("task", {"name": "jsonl", "path": "x", "tokenizer": "y", "reward": own})
+    for reward, knobs, score in (
+        (own, {"level": 3, "scale": 2.0, "source": [1]}, 7.0),
+        (f"{__name__}:by_level", {"level": 3}, 3.0),
+        ("exact", {}, 0.0),
+    ):
+        task = make(rows, reward=reward)
+        prompt = task.prompt("train", 0)
+        assert task.verification(prompt, encode(task, "?"))[2] == knobs
+        assert asyncio.run(task.reward(prompt, encode(task, "?"))) == score
+    other = [{**row, "level": 4} for row in rows]
+    assert make(rows, reward=own).digests() != make(other, reward=own).digests()
+    assert make(rows, reward="exact").digests() == make(other, reward="exact").digests()
+    with pytest.raises(ValueError, match="no 'level'; the keys are prompt, answer"):
+        make(sums(3), reward=own)
+
+
+def test_the_template_shows_a_rows_tools(make, monkeypatch):
+    monkeypatch.setattr("areal_like.tasks.text.TEMPLATE", "{{ tools | tojson }}" + TEMPLATE)
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    rows = [{**row, "tools": tools if n else json.dumps(tools)} for n, row in enumerate(sums(2))]
+    for text in [*all_texts(make(rows), "train"), *all_texts(make(rows), "heldout")]:
+        assert text.startswith(json.dumps(tools))
+    assert make(rows).rows_beyond("train", 1000) == [0] and make(rows).digests() != make(sums(2)).digests()
 
 
 def test_the_graded_text_begins_as_the_row_does(make):
