@@ -1,6 +1,7 @@
 """The actor's half of the probe: an engine that computes something else raises an alarm, one that rounds does not."""
 
 import asyncio
+import copy
 import logging
 
 import numpy as np
@@ -25,7 +26,8 @@ class Engine:
         self.dtype, self.version, self.errors = dtype, version, errors
 
     async def logprobs_of(self, sequences: list[np.ndarray]) -> list[Scored]:
-        rows = [np.array(row, np.float32) for row in LOGPROBS]
+        known = dict(zip(map(tuple, TOKENS), LOGPROBS, strict=True))
+        rows = [np.array(known[tuple(each.tolist())], np.float32) for each in sequences]
         return [Scored(name, self.version, [row + e for row in rows]) for name, e in self.errors.items()]
 
 
@@ -76,6 +78,70 @@ def test_the_threshold_follows_the_coarser_side_or_the_config(
 ) -> None:
     probe = probed(Engine(engine, s=0.02), most, learner)
     assert probe.stats()["sum:served/alarms"] == alarms
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "alarms"),
+    [
+        (0.13, 0.13, 0),
+        (0.13, 0.38, 0),
+        (0.13, 0.41, 1),
+        (0.001, 0.09, 0),
+        (0.001, 0.11, 1),
+        (0.5, 0.29, 1),
+        (0.5, 0.5, 2),
+    ],
+)
+def test_a_coarse_engine_alarms_at_a_multiple_of_its_noise_at_the_first_probe(
+    first: float, later: float, alarms: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Noise beyond what rounding explains is none."""
+    probe = probed(engine := Engine("bfloat16", s=first))
+    engine.errors["s"] = later
+    again(probe)
+    assert probe.stats()["sum:served/alarms"] == alarms
+    if later == 0.41:
+        assert "above 0.39" in probe.note and "noise at the first probe was 0.13" in probe.note
+        assert "0.41" in caplog.text
+
+
+def test_the_noise_is_the_largest_of_three_batches() -> None:
+    engine, sizes = Engine("bfloat16", s=0.0), list[int]()
+    plain = engine.logprobs_of
+
+    async def logprobs_of(sequences: list[np.ndarray]) -> list[Scored]:
+        sizes.append(len(sequences))
+        engine.errors["s"] = {1: 0.05, 2: 0.02, 4: 0.03}[len(sequences)]
+        return await plain(sequences)
+
+    engine.logprobs_of = logprobs_of  # type: ignore[method-assign]
+    probe = probed(engine)
+    again(probe)
+    assert sizes == [2, 4, 1, 1, 2] and probe._noise == {"s": pytest.approx(0.05)}
+
+
+@pytest.mark.parametrize("falsified", [False, True])
+def test_rounding_of_a_real_model_raises_no_alarm_and_a_falsified_layer_does(falsified: bool) -> None:
+    """The learner's half, in float32, has the weights that the engine rounds."""
+    model = tiny_model()
+    publishable(model)
+    rows = [np.array(row, np.int32) for row in ([3, 1, 4, 1, 5, 9], [2, 6, 5, 3], [5, 8, 9, 7, 9])]
+    exact = asyncio.run(TorchEngine(copy.deepcopy(model), device="cpu").logprobs_of(rows))[0]
+    engine = TorchEngine(model, device="cpu", compute_dtype="bfloat16")
+    message = Probe([row.tolist() for row in rows], [row.tolist() for row in exact.logprobs], "float32")
+    probe = ServedProbe(engine, "actor-0", None)
+
+    async def run(version: int) -> None:
+        probe.begin(Manifest(version, "", probe=message))
+        await probe._task
+
+    asyncio.run(run(exact.version))
+    assert 0 < probe._noise[""] < 0.1
+    if falsified:
+        with torch.no_grad():
+            model.base_model.layers[0].mlp.down_proj.weight.neg_()
+    asyncio.run(run(exact.version))
+    assert probe.stats()["sum:served/alarms"] == falsified
 
 
 def test_an_engine_that_has_moved_on_or_fails_or_can_not_score_is_not_judged() -> None:
