@@ -61,6 +61,11 @@ def restore(role: Role, groups: GroupManager) -> tuple[int, Journal | None]:
     check_payloads(folder, groups.store.payloads())
     if found:
         log.info("restored from the journal: %s; the learner continues at batch %d", groups.store.ledger(), steps)
+    if has_other_rows(role.run):
+        recovery.forget_partial(groups)
+    if why := other_settings(role.run):
+        redone = recovery.branch_off(groups, steps, why)
+        log.info("from batch %d on %s: %d groups of later weights are rolled out again", steps, why, redone)
     return steps, journal
 
 
@@ -157,11 +162,6 @@ def main(role: Role) -> None:
     scheduler: Scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
     groups = build_groups(config, scheduler)
     steps, journal = restore(role, groups)
-    if has_other_rows(role.run):
-        recovery.forget_partial(groups)
-    if why := other_settings(role.run):
-        redone = recovery.branch_off(groups, steps, why)
-        log.info("from batch %d on %s: %d groups of later weights are rolled out again", steps, why, redone)
     dispatcher = build_dispatcher(config, task, router, Outbox(router, journal), groups, scheduler)
     dispatcher.peers.learner.steps = steps
     restore_scheduler(scheduler, groups, dispatcher.gauges)

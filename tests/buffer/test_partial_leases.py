@@ -91,13 +91,13 @@ def test_a_straggler_that_got_too_old_is_recalled_and_its_young_samples_are_kept
 def test_a_lie_ends_the_lease_and_carries_nothing(lie: str) -> None:
     house = House(asynchronous()).start()
     group_id = house.leases("actor-0")[0]
-    head, payload = left_of(group_id, 0)
+    head, payload = left_of(group_id, 0, 0)
     if lie == "digest":
         head.digests[0] = "other"
     elif lie == "version":  # that nobody has published
-        head.calls[0].runs, head.digests = [(7, 3)], {7: "d7"}
+        head.calls[0].runs, head.digests[7] = [(7, 3)], "d7"
     elif lie == "index":
-        head.calls[0].sample = 8
+        head.calls[1].sample = 8
     elif lie == "size":
         payload += b"1"
     hand_back(house, "actor-0", [group_id, 9999], (head, payload))

@@ -1,5 +1,6 @@
 """Crashes with events in a fixed order (random ones: `test_histories`), and the files that a start needs."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from areal_like.config import run_config as configs
 from areal_like.run import checkpoints
 from areal_like.wire.groups import make_head
 from areal_like.wire.stored import load
@@ -177,6 +179,25 @@ def test_recorded_groups_are_there_again_and_recording_goes_on(tmp_path: Path, k
         assert held == [(each, bytes([each])) for each in range(group_id)]
         admit_and_push(replay, group_id)
         end()
+
+
+@pytest.mark.parametrize("changed", ["", "rows", "learner"])
+def test_a_resume_that_changes_rows_or_the_learner_continues_no_sample_that_depends_on_them(
+    tmp_path: Path, changed: str
+) -> None:
+    """With other rows no unfinished one, with another learner none of later weights."""
+    _, replay, end = started(tmp_path)
+    replay.admit(0, 0, 2, 2, "actor", 1, 0.0)
+    replay.hand_back(0, PartialGroup(*partial_group(0, [(1, 1)])))
+    end()
+    for folder in (tmp_path, tmp_path / "next"):
+        folder.mkdir(exist_ok=True)
+        other = changed if folder.name == "next" else ""
+        configs.save(configs.load(["quickstart", f"learner.lr={1 + (other == 'learner')}"]), folder / "config.yaml")
+        (folder / "run.json").write_text(json.dumps({"data": {"train": f"{1 + (other == 'rows')} rows"}}))
+    _, replay, end = started(tmp_path)
+    assert (replay.store.entries[0].partial is None) == bool(changed)
+    end()
 
 
 def test_without_a_journal_nothing_is_written_and_nothing_comes_back(tmp_path: Path) -> None:

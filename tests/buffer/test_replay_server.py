@@ -13,7 +13,8 @@ from tests.buffer.test_journal import write
 
 
 def train(batch: int, *ids: int) -> list[Record]:
-    return [Record(Serve(batch, list(ids), 0)), Record(Finish(batch))]
+    """Tokens of versions before the batch's third are masked."""
+    return [Record(Serve(batch, list(ids), batch // 3)), Record(Finish(batch))]
 
 
 def test_recorded_batches_come_once_each_and_in_order(tmp_path: Path) -> None:
@@ -74,7 +75,8 @@ def test_a_replay_reports_the_batches_that_it_has_served_and_that_were_trained(t
     assert found["started"] and found["seconds"] > 0 and found["waits"] == []
     assert found["ledger"] == {"admitted": 8, "trained": 4, "filtered": {}, "dropped": {}, "active": 4}
     assert found["staleness_max"] == 1 and found["staleness_mean"] == (0 + 0 + 1 + 0) / 4
-    assert [body["version"] for _, kind, body in playback.router.sent if kind == "batch"] == [0, 0, 1, 1]
+    sent = [body for _, kind, body in playback.router.sent if kind == "batch"]
+    assert [(body["version"], body["oldest_allowed"]) for body in sent] == [(0, 0), (0, 0), (1, 0), (1, 1)]
 
 
 def test_a_batch_that_was_lost_on_its_way_comes_again(tmp_path: Path) -> None:

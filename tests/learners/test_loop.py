@@ -77,7 +77,8 @@ class Trainer:
 
     def snapshot(self) -> None: ...
 
-    def save_state(self, folder: Path) -> None: ...
+    def save_state(self, folder: Path) -> None:
+        (folder / "state").write_bytes(b"weights")
 
     def load_state(self, folder: Path) -> None: ...
 
@@ -245,6 +246,15 @@ def test_an_engine_of_another_model_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(Mismatch, match=r"run\.max_mismatch: got a mismatch_kl of 1\.7, .* in 2 train steps in a row"):
         loop(tmp_path, steps, "run.max_nonfinite=2", "run.steps=99").run()
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
+
+
+def test_a_resume_from_a_damaged_checkpoint_loads_nothing(tmp_path: Path) -> None:
+    loop(tmp_path, [], "checkpoint.every=4").run()
+    (checkpoints.folder_of(tmp_path, 4) / "state").write_bytes(b"weighty")
+    made = loop(tmp_path, [])
+    made.trainer.load_state = lambda folder: pytest.fail("it is loaded")
+    with pytest.raises(checkpoints.Damaged, match="state is damaged"):
+        made.resume(checkpoints.folder_of(tmp_path, 4))
 
 
 def test_a_run_that_goes_on_keeps_the_round_behind_its_last_step_and_knows_none_before_its_first(
