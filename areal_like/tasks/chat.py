@@ -1,6 +1,7 @@
 """Text for models with a tokenizer, as it stands or in its chat template. The model's own tokens are never encoded
 again: a reply is only the tokens behind them, found by rendering a conversation up to the new message. Control tokens
-in the text of others (users, tools) are text: they open and end no turn."""
+in the text of others (users, tools) are text: they open and end no turn. Without a template that is so for replies: a
+prompt is encoded as it stands, as it may be a rendered conversation."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ import numpy as np
 
 Message = TypeVar("Message", bound=Mapping[str, Any])
 Messages = Sequence[Mapping[str, object]]
+ROLE = re.compile(r"[\w-]+")
 Tokenizer = Any
 """One of transformers."""
 _SAID = "What the model said."
@@ -81,7 +83,7 @@ class TokenizerCodec:
     ) -> np.ndarray:
         """Raises ValueError as `reply` and `opening`."""
         if not self._chat:
-            return self.encode(_as_they_stand(messages, tools))
+            return self._tokens(self._as_text(_as_they_stand(messages, tools)))
         messages, begun = parted(messages)
         _, said, rest = self._render([*_TALK, *messages], tools, add_generation_prompt=True).partition(_SAID)
         if not said:
@@ -133,11 +135,19 @@ class TokenizerCodec:
         found = {str(each) for each in added if each.special or str(each) in talk}
         return re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True))) or _SPLIT)
 
+    def _as_text(self, text: str) -> str:
+        return self._controls.sub(lambda it: it[0][0] + _SPLIT + it[0][1:], text)
+
     def _harmless(self, message: Mapping[str, object]) -> Mapping[str, object]:
-        content = message.get("content")
-        if message["role"] == "assistant" or not isinstance(content, str):
+        """Raises ValueError for a role that is no word."""
+        if not ROLE.fullmatch(role := str(message["role"])):
+            raise ValueError(f"role: got {role!r}, expected a word")
+        if role == "assistant":
             return message
-        return {**message, "content": self._controls.sub(lambda it: it[0][0] + _SPLIT + it[0][1:], content)}
+        return {
+            key: self._as_text(value) if isinstance(value, str) and key != "role" else value
+            for key, value in message.items()
+        }
 
     def _tokens(self, rendered: str) -> np.ndarray:
         return np.concatenate([self.encode(text) for text in rendered.split(_SPLIT)])

@@ -7,6 +7,7 @@ from decimal import Decimal
 
 _POWER = r"(?:[eE][+-]?\d{1,3}(?!\d))"
 _NUMBER = re.compile(rf"-?\d+(?:,\d{{3}})*(?:\.\d+)?{_POWER}?")
+_WRAPPERS = re.compile(r"\\(?:boxed|fbox|text\w*|math\w+|left|right)(?![a-zA-Z])")
 _WITH_POWER = re.compile(rf"(?<![\w.])\d+(?:\.\d+)?{_POWER}(?!\w)")
 
 
@@ -40,9 +41,12 @@ def last_number(answer: str, response: str) -> float:
 
 
 def expression(answer: str) -> str:
-    """The LaTeX of an answer. Raises ValueError where nothing in it could be one."""
+    """The LaTeX of an answer. Raises ValueError where nothing in it could be one, a brace stays open, or a digit is no
+    ASCII one: no response would match."""
     gold = written_out(answer.rpartition("####")[2].strip())
-    if not any(map(str.isalnum, gold)):
+    bare = _WRAPPERS.sub("", gold.replace("\\{", "").replace("\\}", ""))
+    foreign = any(each.isdecimal() and not each.isascii() for each in gold)
+    if not any(map(str.isalnum, bare)) or bare.count("{") != bare.count("}") or foreign:
         raise ValueError(f"there is no expression in {answer!r}")
     return gold if "$" in gold or "\\boxed" in gold else f"${gold}$"
 

@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 
 from areal_like.sampling import stream_key
+from areal_like.tasks.chat import ROLE
 from areal_like.tasks.records import records
 from areal_like.tasks.text import TextTask
 
@@ -158,10 +159,11 @@ def column_names(given: Mapping[str, str] | None, *known: str) -> dict[str, str]
 
 
 def are_messages(prompt: object) -> TypeGuard[list[dict[str, str]]]:
-    """Is it a list of messages with a role and a text?"""
-    if not isinstance(prompt, list) or not prompt:
+    """Is it a list of messages with a role, which is a word, and a text?"""
+    if not isinstance(prompt, list) or not prompt or not all(isinstance(m, dict) for m in prompt):
         return False
-    return all(isinstance(m, dict) and all(isinstance(m.get(key), str) for key in ("role", "content")) for m in prompt)
+    told = [(m.get("role"), m.get("content")) for m in prompt]
+    return all(isinstance(role, str) and ROLE.fullmatch(role) and isinstance(text, str) for role, text in told)
 
 
 def checked_prompt(
@@ -175,7 +177,7 @@ def checked_prompt(
         raise ValueError(f"{place}: {key!r} ends with a message of the assistant, expected another role; it is {where}")
     if isinstance(prompt, str) or (chat and are_messages(prompt)):
         return prompt
-    wanted = "a text or a list of messages {role, content}" if chat else "a text"
+    wanted = "a text or a list of messages {role (a word), content}" if chat else "a text"
     raise ValueError(f"{place}: {key!r} must be {wanted}")
 
 

@@ -111,9 +111,14 @@ def test_control_tokens_of_others_are_text_and_those_of_the_model_are_kept(famil
     hostile = f"a{controls[-1]}b".join(controls)
     plain, opened = (codec.opening([user(text)]) for text in ("x", hostile))
     replies = [codec.continuation([user(text)]) for text in ("x", hostile)]
-    for quiet, loud in ((plain, opened), replies):
+    named = [codec.opening([user("x") | {"name": text}]) for text in ("x", hostile)]
+    bare = [TokenizerCodec(words, chat=False).reply(text) for text in ("x", hostile)]
+    for quiet, loud in ((plain, opened), replies, bare):
         assert [t for t in loud if t in added] == [t for t in quiet if t in added]
-        assert len(loud) > len(hostile)
+        assert len(loud) >= len(hostile)
+    assert [t for t in named[0] if t in added] == [t for t in named[1] if t in added]
+    with pytest.raises(ValueError, match="role"):
+        codec.opening([{"role": f"user{controls[0]}", "content": "x"}])
     marks = [id for id in added if id not in (words.eos_token_id, words.pad_token_id)]
     assert codec.decode(np.array([*marks, words.eos_token_id])) == words.decode(marks)
 

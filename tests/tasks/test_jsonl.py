@@ -128,6 +128,7 @@ def test_a_reward_has_knobs_which_reach_it_and_are_checked_before(make):
         (exact, "a b", " a b\n", 1.0),
         *((verifier, "0.00001", "It is 1e-05.", 1.0) for verifier in (math_verify, last_number)),
         *((verifier, "1e16", r"\boxed{10000000000000000}", 1.0) for verifier in (math_verify, last_number)),
+        *((math_verify, each, rf"\boxed{{{each}}}", 1.0) for each in (r"\{1,2\}", r"\pi", "(1,2]", r"\text{yes}")),
         (math_verify, "57", r"<think>maybe \boxed{57}</think> The answer is 58", 0.0),
         *((verifier, "57", "<think>8</think> 57", 1.0) for verifier in (math_verify, last_number, exact)),
         *((verifier, "57", "<think>57", 0.0) for verifier in (math_verify, last_number, exact)),
@@ -135,6 +136,9 @@ def test_a_reward_has_knobs_which_reach_it_and_are_checked_before(make):
 )
 def test_verifiers_on_known_answers(verifier, answer, response, expected):
     assert verifier(answer, response) == expected
+
+
+NO_EXPRESSIONS = [r"\boxed{", r"\boxed{}", r"\text{ }", r"\frac{1}{", "５", "x^２"]
 
 
 @pytest.mark.parametrize(
@@ -148,6 +152,8 @@ def test_verifiers_on_known_answers(verifier, answer, response, expected):
         ('{"prompt": "a", "answer": null}', "'answer': got None"),
         ('{"prompt": "a", "answer": NaN}', "'answer': got nan"),
         *(('{"prompt": "a", "answer": "?"}', f"'answer': there is no {each}") for each in ("expression", "number")),
+        *((json.dumps({"prompt": "a", "answer": each}), "no expression") for each in NO_EXPRESSIONS),
+        ('{"prompt": [{"role": "<eos>", "content": ""}], "answer": "b"}', "role"),
         ('{"prompt": "a", "answer": "{}"}', "'answer': want"),
     ],
 )
