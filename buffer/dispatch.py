@@ -175,8 +175,7 @@ class Dispatcher:
             queue = groups.store.entries.in_queue
             size = scheduler.open_batch(self.samples_per_batch, queue, seen, self._least_groups(batch))
             groups.commit(Open(batch, size, scheduler.state_dict()))
-            explained = scheduler.metrics() | {"rounds/deferred": queue}
-            self.gauges.decisions[batch] |= explained | (groups.store.results.metrics() if groups.store.results else {})
+            self.gauges.decisions[batch] |= scheduler.metrics() | {"rounds/deferred": queue}
 
     def _least_groups(self, batch: int) -> int:
         """The smallest size of this batch that trains all deferred and redundant groups before the data ends."""

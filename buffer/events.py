@@ -161,11 +161,6 @@ class Branch(_OfBatch):
     why: str
 
 
-ResultsState = tuple[dict[str, bytes], dict[int, tuple[str, int]], list[tuple[int, str, int, float, int]]]
-"""The prompts of each task (a table of `buffer.results.PROMPT`), the groups without a result (id → task, row), and the
-results that are not visible yet (group, task, row, rate, samples)."""
-
-
 class Held(msgspec.Struct, array_like=True):
     """One group of a snapshot: fields of `buffer.entries.Entry`, and the places of its payloads in the journal."""
 
@@ -191,7 +186,7 @@ class Held(msgspec.Struct, array_like=True):
 
 class Snapshot(_Record):
     """The whole state after all earlier events. A reader of the journal starts at the newest snapshot. `fates`: see
-    `buffer.ledger.Counts`. `results`: those that a sampler uses (None: the order of prompts needs none)."""
+    `buffer.ledger.Counts`. `reserved`: a place of the format that holds nothing."""
 
     fates: dict[str, dict[str, int]]
     pushes: int
@@ -202,7 +197,7 @@ class Snapshot(_Record):
     decided: dict[int, object]
     planned: dict[int, list[int]]
     groups: list[Held]
-    results: ResultsState | None = None
+    reserved: None = None
 
 
 Event = (

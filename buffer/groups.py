@@ -13,7 +13,6 @@ from buffer import events, policies
 from buffer.batching import Ages, BatchPolicy, Chooser
 from buffer.entries import LEASED, NO_SLOT, UNFINISHED, Entries, Entry, PartialGroup, Stage
 from buffer.injection import FixedAge
-from buffer.results import Results
 from buffer.staleness import Bound, Slots
 from buffer.store import Store
 
@@ -40,7 +39,7 @@ class GroupManager:
     """Decides what happens to each group.
 
     `batch_policy`, `group_filter`: see `buffer.policies`. `staleness_policy`: what happens to a group that would break
-    the bound, see `serve`. `results`: kept for a sampler. `record` gets every event, `on_drop` every finished group
+    the bound, see `serve`. `record` gets every event, `on_drop` every finished group
     that will not be trained.
     """
 
@@ -50,14 +49,13 @@ class GroupManager:
         batch_policy: BatchPolicy,
         staleness_policy: str = "drop",
         group_filter: Filter = policies.none,
-        results: Results | None = None,
         age: FixedAge | None = None,
     ):
         self.bound, self.staleness_policy = bound, staleness_policy
         self.group_filter, self.age = group_filter, age
         self.record: Recorder = record_nothing
         self.on_drop: Callable[[Dropped], None] = lambda dropped: None
-        self.store = Store(bound, results)
+        self.store = Store(bound)
         entries = self.store.entries
         self.ages = Ages(entries, bound, masks=staleness_policy == "mask_tokens")
         waits = staleness_policy == "wait"

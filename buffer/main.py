@@ -31,8 +31,6 @@ from buffer.outbox import Outbox
 from buffer.peers import Fleet, Peers
 from buffer.prompts import PromptCursor, shares_of
 from buffer.replay_server import ReplayServer
-from buffer.results import Results
-from buffer.samplers import needs_results
 from buffer.schedulers import Scheduler
 from buffer.server import Server
 from buffer.shares import Shares
@@ -98,15 +96,13 @@ def build_groups(config: Config, scheduler: Scheduler) -> GroupManager:
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
     policy, group_filter = bind("batch_policy", config.batch_policy), bind("filter", config.filter)
     age = None if config.inject_staleness is None else FixedAge(bound, config.checkpoint.every)
-    results = Results() if needs_results(bind("sampler", config.sampler)) else None
-    return GroupManager(bound, policy, config.staleness_policy, group_filter, results, age)
+    return GroupManager(bound, policy, config.staleness_policy, group_filter, age)
 
 
 def build_dispatcher(
     config: Config, task: Task, router: Router, outbox: Outbox, groups: GroupManager, scheduler: Scheduler
 ) -> Dispatcher:
     """What decides in the run of a config. A simulation brings its own router."""
-    store, sampler = groups.store, bind("sampler", config.sampler)
     actors = configs.actors_of(config)
     fanout = actors if config.weights.fanout is None else config.weights.fanout
     return Dispatcher(
@@ -114,7 +110,7 @@ def build_dispatcher(
         groups,
         outbox,
         scheduler,
-        PromptCursor(shares_of(task), config.run.seed, store.counts.admitted, sampler, store.results),
+        PromptCursor(shares_of(task), config.run.seed, groups.store.counts.admitted),
         Evaluation(sets_of(config, task)),
         config.buffer.max_bytes,
         last_batch=config.run.steps,

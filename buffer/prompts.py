@@ -1,9 +1,7 @@
 """The order of prompts: every row once per epoch, shuffled again for each epoch, fixed by the seed.
 
 A group's id is its prompt's place in this order. In a mixture the tasks take turns in shuffled blocks, in which each
-has as many prompts as its ratio; each task has its own epochs. With a sampler (`buffer.samplers`) the id still
-determines the task, but the row also depends on recorded results. New rows come in the order of the first epoch.
-"""
+has as many prompts as its ratio; each task has its own epochs."""
 
 import functools
 from collections.abc import Sequence
@@ -12,8 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from areal_like.interfaces import Task
-from buffer.results import Results
-from buffer.samplers import NEW, Sampler
 
 
 class Share(NamedTuple):
@@ -45,15 +41,13 @@ class PromptPlace(NamedTuple):
 
 class PromptCursor:
     """Iterates over training rows from `position` on. `shares`: the parts of the rows, or the rows of a single task,
-    counted. `sampler` chooses by `results`, which the store keeps; without both, the seed alone fixes the order."""
+    counted."""
 
     def __init__(
         self,
         shares: int | Sequence[Share],
         seed: int,
         position: int = 0,
-        sampler: Sampler | None = None,
-        results: Results | None = None,
     ):
         self.shares = [Share("", 0, shares, 1)] if isinstance(shares, int) else list(shares)
         for share in self.shares:
@@ -61,30 +55,16 @@ class PromptCursor:
                 raise ValueError(f"the task {share.name} has no training prompts".replace("  ", " "))
         self.seed = seed
         self.position = position
-        self._sampler, self._results = sampler, results
         self._block = sum(share.per_block for share in self.shares)
         self._turns: tuple[int, np.ndarray] = -1, np.empty(0, np.int64)
         self._orders: dict[int, tuple[int, np.ndarray]] = {}  # by share: its epoch, and the order of its rows
 
     def next(self) -> PromptPlace:
-        """The next prompt. Raises ValueError if the sampler chooses a prompt that does not exist."""
-        group_id, self.position = self.position, self.position + 1
-        if self._sampler is None or self._results is None:
-            return self.at(group_id)
-        number, _ = self._turn(group_id)
-        share = self.shares[number]
-        known = self._results.known(share.name, share.size)
-        chosen = self._sampler(known, np.random.default_rng([self.seed, group_id, 0, 2]))
-        if chosen == NEW and known.new:
-            return PromptPlace(group_id, share.first + int(self._order_of(number, 0)[len(known.rows)]), share.name)
-        if not 0 <= chosen < len(known.rows):
-            raise ValueError(
-                f"the sampler: got {chosen}, expected one of {len(known.rows)} prompts that were drawn before"
-            )
-        return PromptPlace(group_id, int(known.rows[chosen]), share.name)
+        self.position += 1
+        return self.at(self.position - 1)
 
     def at(self, group_id: int) -> PromptPlace:
-        """The prompt of a group in the order of the seed, without a sampler."""
+        """The prompt of a group."""
         number, before = self._turn(group_id)
         share = self.shares[number]
         epoch, place = divmod(before, share.size)

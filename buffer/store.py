@@ -32,7 +32,6 @@ from areal_like.wire.stored import Extent, Payload, Read, Stored
 from buffer import events
 from buffer.entries import NO_SLOT, UNFINISHED, Entries, Entry, PartialGroup, Stage
 from buffer.ledger import Counts, Ledger
-from buffer.results import Results
 from buffer.staleness import Bound, Slots
 
 _COPIED = ("pushes", "staleness_max", "scheduler", "decided", "planned")
@@ -48,10 +47,10 @@ class Store:
     """`entries`: the active groups. `counts`: of all groups by fate. `planned`: batch → ids, of batches from before a
     crash that will be served again; `replans`: how often such plans became void. `scheduler`: its state when the last
     batch was opened; `decided`: the same for each open batch that is not trained. `read`: reads the payloads that a
-    snapshot names. `results`: for samplers."""
+    snapshot names."""
 
-    def __init__(self, bound: Bound, results: Results | None = None):
-        self.bound, self.slots, self.results = bound, Slots(), results
+    def __init__(self, bound: Bound):
+        self.bound, self.slots = bound, Slots()
         self.entries, self.counts = Entries(), Counts()
         self.pushes = self.bytes = self.staleness_max = self.replans = 0
         self.scheduler: object = None
@@ -84,8 +83,6 @@ class Store:
         entry.holders = (event.actor,) if event.actor else ()
         self.entries.add(entry)
         self.counts.note(entry.task, "admitted")
-        if self.results:
-            self.results.admit(event.id, event.task, event.row)
 
     def _lease(self, event: events.Lease, *_: object) -> None:
         entry = self.entries[event.id]
@@ -128,8 +125,6 @@ class Store:
         self.entries.move(entry, Stage.WAITING)
         self.pushes += 1
         self.bytes += len(payload)
-        if self.results:
-            self.results.push(entry.id, entry.task, entry.row, event.head.rewards)
 
     def _place(self, event: events.Place, *_: object) -> None:
         winner = self.entries[event.id]
@@ -169,8 +164,6 @@ class Store:
         self.bytes -= entry.size
         if not trained and entry.slot != NO_SLOT:
             self.slots.release(entry.slot)
-        if self.results:
-            self.results.leave(entry.id)
 
     def _set_partial(self, entry: Entry, left: PartialGroup | None) -> None:
         self.bytes -= entry.size
@@ -182,8 +175,6 @@ class Store:
             self.decided[event.batch] = event.scheduler
         self.scheduler = event.scheduler
         self.bound.batches.open(event.groups)
-        if self.results:
-            self.results.open()
 
     def _settle(self, event: events.Settle, *_: object) -> None:
         for group_id, slot in event.slots.items():
@@ -246,8 +237,6 @@ class Store:
         self.counts = Counts(event.fates)
         self.slots.reset(*event.slots)
         self.bound.batches.load(event.batches)
-        if self.results and event.results:
-            self.results.load(event.results)
         self.entries.clear()
         for held in event.groups:
             entry = Entry(**{name: getattr(held, name) for name in _OF_ENTRY}, admitted_at=now, pushed_at=now)
@@ -265,7 +254,6 @@ class Store:
             slots=(self.slots.end, list(self.slots.free)),
             batches=self.bound.batches.state(),
             groups=[_held(entry) for entry in self.entries.of(*Stage)],  # by stage, to keep the order of the queue
-            results=self.results.state() if self.results else None,
         )
 
     def _stored(self, extent: Extent | None) -> Payload:

@@ -7,7 +7,6 @@ all else covers the time since then.
 `--verify` needs `buffer.keep_journal=true`; the run may have crashed and resumed any number of times:
 
   prompts   group ids are 0, 1, 2, ... without a hole, each admitted once, with the row that the prompt order gives it
-            or, with a sampler, the row that it chooses from the results recorded before
   fates     each group is trained, filtered, dropped (for one reason) or active: one of them, once
   batches   batches 0, 1, 2, ... were trained, each with the configured number of groups; no group is in two batches; a
             batch that was served again after a crash had the same groups in the same order
@@ -29,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from rich.table import Table
 
-from areal_like.config.registry import bind, build
+from areal_like.config.registry import build
 from areal_like.config.run_config import ConfigError, load_resolved
 from areal_like.wire.groups import Head
 from buffer.entries import LEASED, UNFINISHED, Entry, Stage
@@ -38,8 +37,6 @@ from buffer.journal import JournalError, Record, Recorded, scan
 from buffer.ledger import Counts
 from buffer.prompts import PromptCursor, shares_of
 from buffer.recovery import standing
-from buffer.results import Results
-from buffer.samplers import needs_results
 from buffer.staleness import Bound
 from buffer.store import Store
 
@@ -149,10 +146,10 @@ def bias(accounts: dict[str, Account]) -> float:
 
 class Audit:
     """Takes a journal's events in order and checks each before it is applied, if it breaks no rule. `findings`: rule →
-    violations, in words. `prompts`: the order to follow; `results`: a sampler's (None: it has none)."""
+    violations, in words. `prompts`: the order to follow."""
 
-    def __init__(self, prompts: PromptCursor, bound: Bound, results: Results | None = None):
-        self.prompts, self.bound, self.store = prompts, bound, Store(bound, results=results)
+    def __init__(self, prompts: PromptCursor, bound: Bound):
+        self.prompts, self.bound, self.store = prompts, bound, Store(bound)
         self.findings: dict[str, list[str]] = {rule: [] for rule in RULES}
         self.gone: dict[int, str] = {}  # groups that have left, and how
         self.trained = self.served_again = 0
@@ -262,13 +259,11 @@ def audit(run: Path) -> Audit:
     config = load_resolved(run / "config.yaml")
     task = build("task", config.task, config.run.seed)
     scheduler = build("scheduler", config.scheduler, build("sizing", config.sizing))
-    sampler = bind("sampler", config.sampler)
-    results = Results() if needs_results(sampler) else None
-    prompts = PromptCursor(shares_of(task), config.run.seed, 0, sampler, results)
+    prompts = PromptCursor(shares_of(task), config.run.seed)
     bound = Bound(scheduler.max_staleness, config.groups_per_batch, config.weight_sync_interval)
     for _ in scan(run / "journal"):
         pass  # reading checks the payloads' checksums
-    found = Audit(prompts, bound, results).read(Recorded(run / "journal", whole=True))
+    found = Audit(prompts, bound).read(Recorded(run / "journal", whole=True))
     if (run / "summary.json").exists():
         summary = json.loads((run / "summary.json").read_bytes())
         if summary["ledger"] != (ours := found.store.ledger()):

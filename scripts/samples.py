@@ -18,17 +18,14 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from areal_like.config.registry import ConfigError, bind, build
+from areal_like.config.registry import ConfigError, build
 from areal_like.config.run_config import from_tree, read_resolved
 from areal_like.config.schema import OWN
 from areal_like.run.run_folder import CONFIG
 from areal_like.run.samples import DROPPED, FOLDER, HELDOUT, TRAINED, Fate, Kept, read
 from areal_like.tasks.heldout import HeldoutSet, sets_of
 from areal_like.types import Prompt
-from buffer.events import Admit, Snapshot
-from buffer.journal import Recorded
 from buffer.prompts import PromptCursor, shares_of
-from buffer.samplers import needs_results
 
 from .console.arguments import command, json_file, refusing
 from .console.output import console, shortened, visible, write_json
@@ -44,13 +41,12 @@ class Texts:
     def __init__(self, run: Path):
         self._tree = read_resolved(run / CONFIG)  # a full check would take longer than all the rest
         config, self.note = dict[str, Any](self._tree), ""
-        self._codec = self._journal = None
+        self._codec = None
         try:
             self._task = build("task", config["task"], config["run"]["seed"])
             self._codec = self._task.prompt("train", 0).codec
             # One cursor for all prompts, because it knows an epoch's order.
             self._cursor = PromptCursor(shares_of(self._task), config["run"]["seed"])
-            self._journal = run / "journal" if needs_results(bind("sampler", config["sampler"])) else None
         except Exception as error:  # the task is the user's code: it may raise anything
             self._task = None
             why = f"tokens are shown as numbers, because the task cannot be built: {' '.join(str(error).split())}"
@@ -70,7 +66,7 @@ class Texts:
         return self.of(found.tokens.tolist()) if found else ""
 
     def wanted(self, record: Kept) -> str:
-        """The answer that the task's verifier looks for; "" if the journal no longer has its prompt."""
+        """The answer that the task's verifier looks for; "" if the task cannot be built."""
         found = self._prompt(record)
         return str(found.answer) if found else ""
 
@@ -79,23 +75,9 @@ class Texts:
             return None
         if record.fate == HELDOUT and record.of != OWN:
             return self._sets[record.of].prompt(record.group)
-        row = record.group if record.fate == HELDOUT else self.row(record.group)
-        return None if row is None else self._task.prompt(OWN if record.fate == HELDOUT else "train", row)
-
-    def row(self, group_id: int) -> int | None:
-        """The row of a group: of the seed's order or, with a sampler, as the journal has it (None: no longer)."""
-        return self._cursor.at(group_id).row if self._journal is None else self._admitted.get(group_id)
-
-    @cached_property
-    def _admitted(self) -> dict[int, int]:
-        found: dict[int, int] = {}
-        assert self._journal
-        for event, _ in Recorded(self._journal, whole=True):
-            if isinstance(event, Admit):
-                found[event.id] = event.row
-            elif isinstance(event, Snapshot):
-                found.update((held.id, held.row) for held in event.groups)
-        return found
+        if record.fate == HELDOUT:
+            return self._task.prompt(OWN, record.group)
+        return self._task.prompt("train", self._cursor.at(record.group).row)
 
     @cached_property
     def _sets(self) -> dict[str, HeldoutSet]:

@@ -92,7 +92,7 @@ def _of_model(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
 
 
 def _of_texts(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
-    judge, sampler = known["group_reward"], known["sampler"]
+    judge = known["group_reward"]
     if judge["name"] == "judge":
         scale, address, template = judge["scale"], judge["base_url"], Template(judge["template"] or "")
         if len(scale) != 2 or not scale[0] < scale[1]:
@@ -101,8 +101,6 @@ def _of_texts(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
             yield "group_reward.template", "must hold $answer (write $$ for a dollar sign)"
         if not address.startswith(("http://", "https://")):
             yield "group_reward.base_url", f"got {address}, expected the address of a server, such as http://HOST/v1"
-    if {"hard_to", "easy_from"} <= sampler.keys() and sampler["hard_to"] >= sampler["easy_from"]:
-        yield "sampler.hard_to", f"a prompt would be hard and easy; expected below easy_from={sampler['easy_from']}"
     calls = known["workflow"].get("call_marks") or ("", "")
     if config.workflow["name"] == "agent" and (len(calls) != 2 or not all(calls)):
         yield "workflow.call_marks", f"got {list(calls)}, expected two texts, neither of them empty"

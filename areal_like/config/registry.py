@@ -61,7 +61,6 @@ COMPONENTS: dict[str, dict[str, str]] = {
     "scheduler": {"async": "buffer.schedulers:AsyncScheduler", "sync": "buffer.rounds:SyncScheduler"},
     "sizing": {"fixed": "buffer.sizing:Fixed", "sagc": "buffer.sizing:Sagc"},
     "batch_policy": _named("buffer.policies", "in_order fifo"),
-    "sampler": _named("buffer.samplers", "in_order pass_rate_pools"),
     "filter": _named("buffer.policies", "none zero_variance"),
     "loss": {
         **_named("learners.losses.clipped", "ppo decoupled_ppo"),

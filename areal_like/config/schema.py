@@ -132,7 +132,6 @@ class Config:
     workflow: Spec
     scheduler: Spec
     sizing: Spec
-    sampler: Spec
     batch_policy: Spec
     filter: Spec
     sampling: Sampling

@@ -17,7 +17,7 @@ from learners.schedules import Schedule
 
 MUST_AGREE = (
     *("run.seed", "task", "group_reward", "model", "sizing", "groups_per_batch", "weight_sync_interval", "sampling"),
-    *("advantage", "loss", "sampler", "batch_policy", "filter", "staleness_policy", "inject_staleness"),
+    *("advantage", "loss", "batch_policy", "filter", "staleness_policy", "inject_staleness"),
 )
 """Keys that a resumed run may not change: its journal holds samples of versions that training makes again."""
 

@@ -206,7 +206,6 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("group_reward.template", [JUDGE, "group_reward.template=Grade"]),
     ("group_reward.base_url", [JUDGE, "group_reward.base_url=nohost"]),
     ("workflow.call_marks", ["workflow={name: agent, agent: [x]}", "workflow.call_marks=[a]"]),
-    ("sampler.hard_to", ["sampler={name: pass_rate_pools, hard_to: 0.8, easy_from: 0.2}", "task.train_size=9"]),
     # names of other systems
     ("learner.lr", ["learner.learning_rate=1"]),
     ("sizing.group_size", ["actor_rollout_ref.rollout.n=1"]),

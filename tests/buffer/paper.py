@@ -12,7 +12,6 @@ from buffer.events import Admit, Event, Push, Snapshot, decode, encode
 from buffer.groups import GroupManager
 from buffer.journal import Record
 from buffer.recovery import restore, standing
-from buffer.results import Results
 from buffer.staleness import Bound
 from buffer.store import Store
 
@@ -55,7 +54,7 @@ class Paper:
     def check(self, replay: GroupManager, bound: Bound) -> None:
         """The events that still count must make the same store as the live buffer has."""
         fresh = Bound(bound.max_staleness, bound.groups_per_batch, bound.interval)
-        again = Store(fresh, results=Results() if replay.store.results else None)
+        again = Store(fresh)
         again.read = self.read
         for each in standing(tuple(self.records)):
             again.apply(each.event, each.payload)
@@ -75,7 +74,6 @@ def content(store: Store) -> dict[str, Any]:
     found = {name: getattr(store, name) for name in counts} | {"ledger": store.ledger(), "groups": groups}
     found["stages"] = {stage: [entry.id for entry in store.entries.of(stage)] for stage in ("deferred", "served")}
     found["first"] = store.entries.first_queued and store.entries.first_queued.id
-    found["results"] = store.results and store.results.state()
     return found | {"slots": (store.slots.end, sorted(store.slots.free))}
 
 

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -11,9 +10,6 @@ from areal_like.wire.groups import make_head
 from buffer.entries import PartialGroup
 from buffer.groups import GroupManager
 from buffer.policies import in_order
-from buffer.prompts import PromptCursor
-from buffer.results import Results
-from buffer.samplers import pass_rate_pools
 from buffer.staleness import Bound
 from tests.buffer.house import House, asynchronous, partial_group
 
@@ -43,15 +39,6 @@ def pushing_and_serving_behind_a_straggler(count: int) -> Callable[[], object]:
         assert groups.serve(0) == []
 
     return step
-
-
-def drawing_a_prompt_by_its_pass_rate(count: int) -> Callable[[], object]:
-    results, dice = Results(), np.random.default_rng(0)
-    for row in range(count):
-        results.admit(row, "", row)
-        results.push(row, "", row, [float(dice.random())])
-    results.open()
-    return PromptCursor(count, 0, count, pass_rate_pools, results).next
 
 
 def turns_in_which_nothing_happens(count: int) -> Callable[[], object]:
@@ -84,7 +71,6 @@ def turns_while_an_actor_lags_behind_an_evaluation(count: int) -> Callable[[], o
     "made",
     [
         pushing_and_serving_behind_a_straggler,
-        drawing_a_prompt_by_its_pass_rate,
         turns_in_which_nothing_happens,
         turns_with_queued_partial_groups,
         turns_while_an_actor_lags_behind_an_evaluation,

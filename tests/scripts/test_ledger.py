@@ -3,7 +3,6 @@ trained twice, or trained too late."""
 
 from functools import partial
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -19,7 +18,6 @@ from buffer.events import (
     Finish,
     Held,
     LeaveOut,
-    Open,
     Push,
     Replan,
     Requeue,
@@ -30,8 +28,6 @@ from buffer.groups import GroupManager
 from buffer.journal import JournalError, Record
 from buffer.policies import in_order
 from buffer.prompts import PromptCursor
-from buffer.results import Results
-from buffer.samplers import Sampler, pass_rate_pools
 from buffer.staleness import Bound
 from scripts.ledger import ACTIVE, TRAINED, Audit, Books, bias
 from tests.buffer.paper import Paper
@@ -173,31 +169,6 @@ def test_versions_behind_a_resume_with_other_settings_may_be_others() -> None:
     later = [*START, push(2, version=1), Begin(0), Branch(0, "learner.lr=1 (was 2)"), Requeue(2)]
     assert not audited(*later, push(2, version=1, digest="other")).findings["weights"]
     assert audited(*later, push(2, version=0, digest="other")).findings["weights"], "0 is not behind it"
-
-
-def test_a_samplers_choice_is_made_again() -> None:
-    """A replay with a sampler, and the same record with one row changed."""
-    sampler: Sampler = partial(pass_rate_pools)
-    journal, results = Paper(), Results()
-    replay = GroupManager(Bound(9, B), partial(in_order), results=results)
-    replay.record, prompts = journal.append, PromptCursor(ROWS, 0, 0, sampler, results)
-    for group_id in range(12):
-        if group_id % B == 0:
-            replay.commit(Open(replay.bound.batches.opened, B, None))
-        replay.admit(*prompts.next()[:2], 1, 1, "a", 0, 0.0)
-        replay.push(make_head(group_id, [(1, 2, 0, 1, group_id % 2)], [(0, 2)], {0: "d0"}), b"", 0, 0.0)
-
-    def found(records: list[Record]) -> list[str]:
-        results = Results()
-        cursor = PromptCursor(ROWS, 0, 0, sampler, results)
-        return Audit(cursor, Bound(9, B), results).read(records).findings["prompts"]
-
-    assert not found(journal.records)
-    admissions = [n for n, each in enumerate(journal.records) if isinstance(each.event, Admit)]
-    last = journal.records[admissions[-1]].event
-    assert isinstance(last, Admit)
-    journal.records[admissions[-1]] = Record(msgspec.structs.replace(last, row=(last.row + 1) % ROWS))
-    assert len(found(journal.records)) == 1
 
 
 def test_a_journal_without_its_beginning_proves_nothing() -> None:
