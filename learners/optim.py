@@ -3,15 +3,14 @@
 Invariant: model parameters == round(master) to the published dtype, bit for bit, from construction on and after every
 step. Gradients are taken at the rounded values, but steps change the masters, so small steps add up. Parameters and
 gradients are views of one flat buffer each. For a model in float64, masters and gradients are float64. With `hold_in`,
-the parameters have half precision; each complete gradient is then added to the flat buffer and freed, so micro-batches
-add up in float32. With several ranks each holds masters and gradients of its part of every parameter
+the parameters have half precision; complete gradients are then added to the flat buffer, many at once, and freed, so
+micro-batches add up in float32. With several ranks each holds masters and gradients of its part of every parameter
 (`learners.sharding`), and copies to and from the parts that FSDP owns.
 """
 
 import math
 import threading
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +22,8 @@ from learners.sharding import joined, own_part
 
 ROUNDED = {"cpu": 1 << 20, "cuda": 1 << 27}
 """Weights that are rounded at once: on a CPU as many as stay in its cache."""
+ADDED = 1 << 26
+"""Numbers of gradients in half precision that are added at once: they take 6 bytes each meanwhile."""
 
 
 class MasterAdamW:
@@ -64,7 +65,10 @@ class MasterAdamW:
             for p, weight, gradient in zip(self._parameters, weights, gradients, strict=True):
                 p.data, p.grad = weight, gradient if hold_in is None else None
                 if hold_in is not None:
-                    p.register_post_accumulate_grad_hook(partial(_added_to, gradient))
+                    p.register_post_accumulate_grad_hook(self._take)
+        self._sums = dict(zip(self._parameters, gradients, strict=True))
+        self._taken: dict[Tensor, Tensor] = {}  # parameter → its gradient that is not added yet
+        self._numbers = 0  # of these gradients
         self._round()
         cut, offset = sum(sizes[: len(matrices)]), sum(sizes)
         groups = []
@@ -81,6 +85,7 @@ class MasterAdamW:
 
     def zero_grad(self) -> None:
         self.gradient.zero_()
+        self._taken, self._numbers = {}, 0
         if self._copied:
             for p in self._parameters:
                 p.grad = None
@@ -92,7 +97,28 @@ class MasterAdamW:
             for p, gradient in zip(self._parameters, self._copied[2], strict=True):
                 if p.grad is not None:
                     gradient.copy_(own_part(p.grad))
+        self._add_taken()
         return self.gradient
+
+    @torch.no_grad()
+    def _take(self, parameter: Tensor) -> None:
+        """Move a parameter's complete gradient to those that are added next."""
+        assert parameter.grad is not None
+        if parameter in self._taken:  # of the micro-batch before
+            self._add_taken()
+        self._taken[parameter], parameter.grad = parameter.grad, None
+        self._numbers += parameter.numel()
+        if self._numbers >= ADDED:
+            self._add_taken()
+
+    def _add_taken(self) -> None:
+        """Two kernels for all of them: torch adds tensors of two dtypes one by one."""
+        if self._taken:
+            sums = [self._sums[parameter] for parameter in self._taken]
+            wide = [torch.empty_like(each) for each in sums]
+            torch._foreach_copy_(wide, list(self._taken.values()))
+            torch._foreach_add_(sums, wide)
+        self._taken, self._numbers = {}, 0
 
     @torch.no_grad()
     def step(self) -> float:
@@ -151,11 +177,3 @@ class MasterAdamW:
         sizes."""
         self._master.copy_(joined(parts, self._parameters))
         self._round()
-
-
-@torch.no_grad()
-def _added_to(gradient: Tensor, parameter: Tensor) -> None:
-    """Move a parameter's gradient into a buffer."""
-    assert parameter.grad is not None
-    gradient.add_(parameter.grad)
-    parameter.grad = None

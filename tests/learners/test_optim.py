@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from learners import optim
 from learners.collectives import Ranks
 from learners.optim import MasterAdamW
 from learners.schedules import Schedule
@@ -31,6 +32,11 @@ def network() -> nn.Sequential:
 def loss_of(model: nn.Module, step: int) -> torch.Tensor:
     inputs = torch.randn(8, 6, generator=torch_seeded(step))
     return (model(inputs) ** 2).sum() * 3
+
+
+def half_loss(model: nn.Module, step: int) -> torch.Tensor:
+    inputs = torch.randn(8, 6, generator=torch_seeded(step)).bfloat16()
+    return (model(inputs) ** 2).float().sum()
 
 
 def take_steps(model: nn.Module, optimizer: MasterAdamW, steps: range) -> None:
@@ -76,6 +82,20 @@ def test_parameters_are_the_rounded_master_and_small_steps_add_up():
         assert torch.equal(model.weight, model.weight.bfloat16().float())
         seen.add(model.weight[0, 0].item())
     assert seen == {1.0, 0.99609375, 0.9921875, 0.98828125}
+
+
+@pytest.mark.parametrize("at_once", [1, 40, optim.ADDED])
+def test_gradients_in_half_precision_add_up_in_float32(monkeypatch, at_once):
+    monkeypatch.setattr(optim, "ADDED", at_once)
+    model = network()
+    optimizer = MasterAdamW(model, **KNOBS | {"publish_dtype": torch.bfloat16}, hold_in=torch.bfloat16)
+    optimizer.zero_grad()
+    expected = torch.zeros_like(optimizer.gradient)
+    for step in range(3):
+        parts = torch.autograd.grad(half_loss(model, step), optimizer._parameters)
+        expected += torch.cat([part.flatten() for part in parts]).float()
+        half_loss(model, step).backward()
+    assert torch.equal(optimizer.collect(), expected) and all(p.grad is None for p in model.parameters())
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
