@@ -114,6 +114,7 @@ def _attend(
     if half and q.is_cpu and q.shape[2] * length <= PLAIN_UP_TO:
         with torch.autocast("cpu", enabled=False):
             return attend_plainly(q, k, v, mask, scaling, half)
+    q, k, v = (x.to(half or x.dtype) for x in (q, k, v))  # rotary angles are float32
     return scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=grouped
     )

@@ -57,9 +57,9 @@ class TorchLearner:
     top, kl} is the model to distil from (`learners.distillation`). `ranks` processes share the work, each with its part
     of the weights (`learners.sharding`). Within a step none waits more than `collective_timeout` seconds for another.
 
-    On `device`, matrices are multiplied in `compute_dtype`; master weights, logits and sums over tokens stay in
-    float32. With `param_dtype` bfloat16, weights and states between layers have that dtype while layers compute, which
-    rounds no weight; with `lora` the frozen ones alone. None: if the other two are bfloat16, on CUDA or with `lora`.
+    On `device`, matrices are multiplied in `compute_dtype`; master weights, states between layers, norms, logits and
+    sums over tokens stay in float32. With `param_dtype` bfloat16, weights have that dtype while layers compute, which
+    rounds none of them; with `lora` the frozen ones alone. None: if the other two are bfloat16, on CUDA or with `lora`.
     `checkpoint_activations` saves memory but computes a third more; `compile` has torch compile the layers. With
     `router_replay` the model uses the experts that the engine's model chose; not with `compile`. At most `max_logits`
     logits are made at once. `threads`: CPU threads of each rank (None: as torch has them); another number may change

@@ -36,9 +36,9 @@ WIDE_OUTPUT = hasattr(torch.ops.aten.mm, "dtype")
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Logits [N, V] of states and weights as they are, in float32 or wider."""
     wide = torch.promote_types(weight.dtype, torch.float32)
-    if weight.is_cuda and weight.dtype == states.dtype != wide and WIDE_OUTPUT:
-        # Products of halves have few enough digits for float32, which also sums them: nothing is rounded.
-        logits = torch.mm(states, weight.t(), out_dtype=wide)
+    if weight.is_cuda and weight.dtype != wide and WIDE_OUTPUT:
+        # Products of halves have few enough digits for float32, which also sums them: only states are rounded.
+        logits = torch.mm(states.to(weight.dtype), weight.t(), out_dtype=wide)
         return logits if bias is None else logits.add_(bias)
     states, weight, bias = states.to(wide), weight.to(wide), None if bias is None else bias.to(wide)
     many = len(states) * weight.numel() >= ONEDNN_FROM and torch.backends.mkldnn.is_available()

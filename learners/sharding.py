@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from areal_like.models.causal_lm import handed_on, layers_of, weight_files
+from areal_like.models.causal_lm import handed_on, layers_of, round_inputs, weight_files
 from areal_like.weights.state import TensorSpec
 from learners.collectives import Ranks
 from learners.logprobs import use_logprob_head
@@ -69,6 +69,8 @@ def prepare(models: list[PreTrainedModel], ranks: Ranks, how: Computing) -> None
     """Apply the logprob head and everything that `how` has, in the one order that works."""
     for model in dict.fromkeys(models):
         use_logprob_head(model, how.max_logits, entropy_gradient=how.entropy_gradient)
+        if how.hold_in:
+            keep_states_wide(model, how.hold_in)
         for layer in layers_of(model):
             if how.compile:
                 layer.forward = torch.compile(layer.forward, dynamic=True)  # for rows of any length
@@ -82,11 +84,23 @@ def prepare(models: list[PreTrainedModel], ranks: Ranks, how: Computing) -> None
                 p.data = p.data.to(how.hold_in)
 
 
+def keep_states_wide(model: PreTrainedModel, half: torch.dtype) -> None:
+    """Keep states between layers, norms and rotary angles in float32, with products in `half`, as autocast and engines
+    do. Models whose norms take one dtype only (LayerNorm) are left as they are."""
+    norms = [module for module in model.modules() if type(module).__name__.endswith("Norm")]
+    if any(isinstance(norm, nn.LayerNorm) for norm in norms):
+        return
+    for norm in norms:
+        norm.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
+    model.get_input_embeddings().register_forward_hook(lambda _, args, output: output.float())
+    round_inputs(model, half)
+
+
 def shard(model: PreTrainedModel, ranks: Ranks, device: torch.device, hold_in: torch.dtype | None = None) -> None:
     """Leave each rank its part of every parameter, on `device`. Layer by layer: it never holds the whole model."""
     ranks.barrier()  # they read models at their own speed
     mesh = init_device_mesh(device.type, (ranks.count,))
-    policy = MixedPrecisionPolicy(hold_in, torch.float32 if hold_in else None)
+    policy = MixedPrecisionPolicy(hold_in, torch.float32 if hold_in else None, cast_forward_inputs=False)
     for layer in layers_of(model):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)

@@ -26,8 +26,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from actors.engines.slot_cache import ATTENTION, SlotCache
-from areal_like.models.causal_lm import routers_of
-from areal_like.models.model_folder import ROUTED
+from areal_like.models.causal_lm import round_inputs
 
 ONE_THREAD = 1 << 15
 """Numbers up to which torch computes a function of each in one thread (its grain size)."""
@@ -54,7 +53,8 @@ class ModelDecoder:
             raise ValueError(f"the embedded engine runs full attention only; this model has {sorted(others)}")
         model.set_attn_implementation(ATTENTION)
         if cache.dtype != model.dtype:
-            _round_linear_layers(model, cache.dtype)
+            for module in round_inputs(model, cache.dtype):
+                module.to(cache.dtype)
         self._model, self._cache = model.to(cache.keys.device), cache  # type: ignore[arg-type]
 
     def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
@@ -62,22 +62,6 @@ class ModelDecoder:
 
     def logits(self, tokens: torch.Tensor, positions: torch.Tensor, cache: SlotCache) -> torch.Tensor:
         return self._model(tokens, position_ids=positions, use_cache=False, slot_cache=cache).logits
-
-
-def _round_linear_layers(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Hold the matrices of all linear layers but the head in `dtype`, those of routers and experts too, and have their
-    inputs rounded to it."""
-
-    def rounded(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return tuple(arg.to(dtype) if arg.is_floating_point() else arg for arg in args)
-
-    head, routed = model.get_output_embeddings(), list[Any]()
-    if model.config.model_type in ROUTED:
-        for _, layer, router in routers_of(model):
-            routed += [router, layer.get_submodule("mlp.experts")]
-    for module in model.modules():
-        if (type(module) is nn.Linear and module is not head) or module in routed:
-            module.to(dtype).register_forward_pre_hook(rounded)
 
 
 @dataclass(frozen=True, slots=True)

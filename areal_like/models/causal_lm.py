@@ -296,6 +296,23 @@ def routers_of(model: PreTrainedModel) -> list[tuple[int, nn.Module, nn.Module]]
     return found
 
 
+def round_inputs(model: PreTrainedModel, dtype: torch.dtype) -> list[nn.Module]:
+    """Have the inputs of matrices rounded to `dtype`: those of all linear layers but the head, of routers and experts.
+    Returns these modules."""
+
+    def rounded(module: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(arg.to(dtype) if arg.is_floating_point() else arg for arg in args)
+
+    head = model.get_output_embeddings()
+    found = [module for module in model.modules() if type(module) is nn.Linear and module is not head]
+    if model.config.model_type in ROUTED:
+        for _, layer, router in routers_of(model):
+            found += [each for each in (router, layer.get_submodule("mlp.experts")) if each not in found]
+    for module in found:
+        module.register_forward_pre_hook(rounded)
+    return found
+
+
 def routing_of(model: PreTrainedModel) -> Routing:
     """Raises as `routers_of`."""
     routers = [router for _, _, router in routers_of(model)]

@@ -74,7 +74,8 @@ CASES = {
         taught=True,
         knobs={"teacher": {"top": 4}, "normalise": "sequence_mean", "max_logits": 40},
     ),
-    "half parameters": Case(reinforce, exact=False, knobs=HALF | {"micro_batch_tokens": 23}),
+    # With a small eps AdamW would turn the rounding of tiny gradients into whole steps.
+    "half parameters": Case(reinforce, exact=False, knobs=HALF | {"micro_batch_tokens": 23, "eps": 1e-2}),
     "adapters beside half": Case(
         model="llama", exact=False, knobs={"lora": {"rank": 3}, "lr": 3e-2, "micro_batch_tokens": 23, **HALF}
     ),

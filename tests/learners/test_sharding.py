@@ -81,14 +81,24 @@ def test_layers_with_weights_in_bfloat16_have_the_same_weights_and_add_gradients
     layers_of(half.model)[1].register_forward_hook(lambda m, args, output: seen.append(output.dtype))
     assert half.snapshot().digest() == plain.snapshot().digest(), "nothing is rounded"
     expected, gradient = gradient_of(plain), gradient_of(half)
-    assert {p.dtype for model in (half.model, half._reference) for p in model.parameters()} == set(seen)
-    assert set(seen) == {torch.bfloat16} and gradient.dtype == torch.float32
+    assert {p.dtype for model in (half.model, half._reference) for p in model.parameters()} == {torch.bfloat16}
+    assert set(seen) == {gradient.dtype} == {torch.float32}
     assert half._reference.model.rotary_emb.inv_freq.dtype == torch.float32
     assert 0.97 < torch.nn.functional.cosine_similarity(gradient, expected, dim=0).item() < 1 - 1e-7
     assert not torch.equal(gradient, gradient.bfloat16().float()), "micro-batches add up in float32"
     masters = half.optimizer.state_dict()["master"].bfloat16()
     assert torch.equal(masters, half.optimizer._weights), "parameters are rounded masters"
     assert all(p.grad is None for p in half.model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_weights_in_bfloat16_round_logprobs_as_autocast_does(kind):
+    found, sequences = [], [[(k * i + k) % VOCAB for i in range(60)] for k in range(1, 9)]
+    for params, compute in (("float32", "float32"), ("float32", "bfloat16"), ("bfloat16", "bfloat16")):
+        knobs = {"param_dtype": params, "compute_dtype": compute, "publish_dtype": "bfloat16"}
+        learner = TorchLearner(tiny_model(kind), reinforce, partial(group), **knobs)
+        found.append(learner.logprobs_of(sequences)[0])
+    assert found[2] == found[1] != found[0]
 
 
 HELD = {("bfloat16", "cpu", False): True, (None, "cuda", False): True, (None, "cpu", False): False}
