@@ -67,7 +67,7 @@ class MasterAdamW:
                 if hold_in is not None:
                     p.register_post_accumulate_grad_hook(self._take)
         self._sums = dict(zip(self._parameters, gradients, strict=True))
-        self._taken: dict[Tensor, Tensor] = {}  # parameter → its gradient that is not added yet
+        self._taken: dict[nn.Parameter, Tensor] = {}  # parameter → its gradient that is not added yet
         self._numbers = 0  # of these gradients
         self._round()
         cut, offset = sum(sizes[: len(matrices)]), sum(sizes)
@@ -101,7 +101,7 @@ class MasterAdamW:
         return self.gradient
 
     @torch.no_grad()
-    def _take(self, parameter: Tensor) -> None:
+    def _take(self, parameter: nn.Parameter) -> None:
         """Move a parameter's complete gradient to those that are added next."""
         assert parameter.grad is not None
         if parameter in self._taken:  # of the micro-batch before

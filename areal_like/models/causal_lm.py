@@ -304,7 +304,7 @@ def round_inputs(model: PreTrainedModel, dtype: torch.dtype) -> list[nn.Module]:
         return tuple(arg.to(dtype) if arg.is_floating_point() else arg for arg in args)
 
     head = model.get_output_embeddings()
-    found = [module for module in model.modules() if type(module) is nn.Linear and module is not head]
+    found: list[nn.Module] = [module for module in model.modules() if type(module) is nn.Linear and module is not head]
     if model.config.model_type in ROUTED:
         for _, layer, router in routers_of(model):
             found += [each for each in (router, layer.get_submodule("mlp.experts")) if each not in found]
