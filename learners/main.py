@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import sys
 import time
 from pathlib import Path
@@ -131,7 +132,9 @@ class TrainLoop:
             self._publish(self.version + unpublished)  # the last evaluation then sees the weights that are saved
         manifest = self.publisher.wait()
         report = self.client.finish(reason, progress.steps)
-        return progress.summary(start, reason, report, manifest, self.config)
+        summary = progress.summary(start, reason, report, manifest, self.config)
+        self._keep_best(summary["evaluations"])
+        return summary
 
     def _next_batch(self) -> tuple[Any, dict[str, Any]]:
         begin = time.monotonic()
@@ -180,6 +183,8 @@ class TrainLoop:
         last one is durable when this returns."""
         steps, interval, known = self.progress.steps, self.interval, self.config.checkpoint
         due = checkpoints.is_due(steps, known.every, interval) or (last and steps % interval == 0)
+        if known.best and steps % interval == 0:  # is the present version evaluated?
+            due |= checkpoints.is_due(steps + interval - 1, self.config.eval.every, 1)
         self._report_written(wait=False)
         if not due and not last:
             return
@@ -190,16 +195,24 @@ class TrainLoop:
             elif due:
                 beside = getattr(self.trainer, "save_beside", None)
                 fill = beside() if beside else self.trainer.save_state
-                self.writer.begin(steps, fill, dataclasses.asdict(self.progress))
+                spared = math.inf
+                if known.best:  # those whose evaluation is to come
+                    spared = max((each["version"] for each in self.progress.evaluations), default=0) * interval
+                self.writer.begin(steps, fill, dataclasses.asdict(self.progress), spared)
                 self._report_written(wait=last or not beside)
 
     def _report_written(self, wait: bool) -> None:
         if (steps := self.writer.written(wait)) is not None:
             self.client.checkpointed(steps)
+        self._keep_best(self.progress.evaluations)
+
+    def _keep_best(self, evaluations: list[dict[str, Any]]) -> None:
+        if measure := self.config.checkpoint.best:
+            checkpoints.keep_best(self.run_folder, evaluations, measure, self.interval)
 
     def _reason_to_stop(self) -> str:
         progress = self.progress
-        return reason_to_stop(self.config.run, progress.steps, progress.seconds, progress.evaluations)
+        return reason_to_stop(self.config, progress.steps, progress.seconds, progress.evaluations)
 
 
 def main(role: Role) -> None:

@@ -20,6 +20,7 @@ VERBS = {
     "simulate": "a run in virtual time: throughput, staleness, idle shares",
     "plan": "how many GPUs for rollout, which mode, which bound",
     "eval": "reward and pass@k of a model on sets of prompts",
+    "export": "a run's model as a folder for other tools",
     "serve": "a model as an OpenAI-compatible endpoint, for lm-eval and others",
     "ablate": "a grid of runs times seeds, with tables and plots",
     "join": "add actors to a live run",

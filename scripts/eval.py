@@ -104,7 +104,7 @@ def step_model(step: Path) -> Path:
         raise ConfigError(f"{step} holds a learner's state; {file} is missing: leave it in its run's folder")
     beside = target.with_name(f".model.{os.getpid()}.tmp")
     try:
-        _write_model(configs.load_resolved(file), step, beside)
+        write_model(configs.load_resolved(file), step, beside)
         if not (target / "config.json").is_file():
             beside.rename(target)
     finally:
@@ -112,7 +112,7 @@ def step_model(step: Path) -> Path:
     return target
 
 
-def _write_model(config: configs.Config, step: Path, folder: Path) -> None:
+def write_model(config: configs.Config, step: Path, folder: Path) -> None:
     from learners.build import build_trainer
 
     task: Any = build("task", config.task, config.run.seed)

@@ -63,6 +63,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
     parser.add_argument("--resume", metavar="RUN", help="continue this run folder; auto: the newest unfinished run")
     parser.add_argument("--replay", metavar="RUN", help="train again on this run's recorded batches, without actors")
+    parser.add_argument("--early-stop", metavar="N", help="end after N evaluations without a better checkpoint.best")
     parser.add_argument("--print-config", action="store_true", help="print the whole config and stop")
     parser.add_argument("--dry-run", action="store_true", help="print the processes and their memory needs, and stop")
     parser.add_argument("--devices", type=whole, metavar="N", help="with --dry-run: as if there were N GPUs")
@@ -74,6 +75,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}.{hint} A setting is key=value, such as run.steps=5.")
     if not args.dry_run and (args.devices is not None or args.device_memory):
         parser.error("--devices and --device-memory go with --dry-run; placement says which devices a run gets")
+    args.overrides += [f"run.early_stop={args.early_stop}"] if args.early_stop else []
     args.overrides += [f"{key}={run}" for key in ("resume", "replay") if (run := getattr(args, key)) is not None]
     args.gpus = None if args.devices is None else Gpus("stated", args.devices)
     return args

@@ -1,7 +1,5 @@
-"""The shape of a config: its sections and their keys, with types and ranges (`areal_like.config.annotations`).
-
-`configs/base.yaml` explains each key. Times are in seconds, 1e7 at most: clocks and sockets take no more.
-"""
+"""The shape of a config: its sections and their keys, with types and ranges (`areal_like.config.annotations`). Times
+are in seconds, 1e7 at most: clocks and sockets take no more."""
 
 from __future__ import annotations
 
@@ -31,6 +29,7 @@ class Run:
     steps: Annotated[int, "[0, inf)"]
     max_seconds: Annotated[float, "[0, inf]"] | None
     target_reward: Annotated[float, "[-inf, inf]"] | None
+    early_stop: Annotated[int, "[1, inf)"] | None
     max_untrainable: Annotated[int, "[1, inf)"]
     max_nonfinite: Annotated[int, "[1, inf)"]
     max_mismatch: Annotated[float, "(0, inf)"] | None
@@ -108,6 +107,7 @@ class Security:
 class Checkpoint:
     every: Annotated[int, "[0, inf)"]
     keep: Annotated[int, "[1, inf)"]
+    best: str | None
 
 
 @dataclass

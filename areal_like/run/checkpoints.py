@@ -1,7 +1,8 @@
 """Checkpoints of the learner on disk: written to a temporary folder, then renamed, so each one is whole or absent.
 
 `RUN/checkpoints/step-N/` holds the learner's own files and `meta.json`: the `progress`, and the digest of each file. N
-counts train steps: the checkpoint contains batches 0..N−1."""
+counts train steps: the checkpoint contains batches 0..N−1. `RUN/checkpoints/best` is a link to a copy, `best-N`, of the
+one that a held-out measure ranks highest; it takes no more disk while the other is there."""
 
 from __future__ import annotations
 
@@ -12,16 +13,18 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from areal_like.errors import UserError
+from areal_like.run.measures import Evaluation, best_of, measured, rank
 from areal_like.run.run_folder import sync
+from areal_like.run.run_folder import write as write_file
 
-META = "meta.json"
+META, BEST, FIGURE = "meta.json", "best", "best.json"
 READ_BYTES = 1 << 24
 LAST_WRITE_SECONDS = 60.0
 """Time, after an error of the run, for the end of a write under way."""
@@ -96,9 +99,54 @@ def is_whole(run: Path, step: int) -> bool:
     return (folder_of(run, step) / META).exists()
 
 
-def write(run: Path, step: int, fill: Callable[[Path], None], progress: Mapping[str, object], keep: int) -> Path:
-    """Make a durable checkpoint of the files that `fill` writes into a folder, then delete all but the newest `keep`.
-    Raises OSError, before it deletes."""
+def best(run: Path) -> Path | None:
+    """The folder of the best checkpoint."""
+    link = run / "checkpoints" / BEST
+    return link.resolve() if (link / META).is_file() else None
+
+
+def keep_best(run: Path, evaluations: Sequence[Evaluation], measure: str, interval: int) -> None:
+    """Keep the checkpoint of the best evaluation, if it is written, and better than the one kept. `interval`: train
+    steps per version."""
+    evaluation, _ = best_of(evaluations, measure)
+    value = measured(evaluation, measure) if evaluation else None
+    if evaluation is None or value is None or not is_whole(run, step := evaluation["version"] * interval):
+        return
+    link = run / "checkpoints" / BEST
+    known = json.loads((link / FIGURE).read_bytes()) if (link / FIGURE).is_file() else {}
+    if known.get("measure") == measure and rank(measure, known["value"]) >= rank(measure, value):
+        return
+    folder, beside = link.with_name(f"{BEST}-{step:08d}"), link.with_name(f".{BEST}.tmp")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(folder_of(run, step), folder, copy_function=_linked)
+    write_file(folder / FIGURE, json.dumps({"measure": measure, "value": value, "step": step}))
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(folder.name)
+    sync(folder)
+    beside.replace(link)
+    sync(link.parent)
+    for old in link.parent.glob(f"{BEST}-*"):
+        if old != folder:
+            shutil.rmtree(old)
+
+
+def _linked(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)
+
+
+def write(
+    run: Path,
+    step: int,
+    fill: Callable[[Path], None],
+    progress: Mapping[str, object],
+    keep: int,
+    spared: float = math.inf,
+) -> Path:
+    """Make a durable checkpoint of the files that `fill` writes into a folder, then delete all but the newest `keep`
+    and those of steps after `spared`. Raises OSError, before it deletes."""
     target = folder_of(run, step)
     beside = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(beside, ignore_errors=True)
@@ -118,7 +166,8 @@ def write(run: Path, step: int, fill: Callable[[Path], None], progress: Mapping[
         shutil.rmtree(beside, ignore_errors=True)
         raise
     for old in sorted(target.parent.glob("step-*"))[:-keep]:
-        shutil.rmtree(old)
+        if int(old.name.removeprefix("step-")) <= spared:
+            shutil.rmtree(old)
     return target
 
 
@@ -130,12 +179,14 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def begin(self, step: int, fill: Callable[[Path], None], progress: Mapping[str, object]) -> None:
+    def begin(
+        self, step: int, fill: Callable[[Path], None], progress: Mapping[str, object], spared: float = math.inf
+    ) -> None:
         """Let the thread make a checkpoint, as `write` does. None may be under way."""
 
         def work() -> None:
             try:
-                write(self._run, step, fill, progress, self._keep)
+                write(self._run, step, fill, progress, self._keep, spared)
             except BaseException as error:
                 self._error = error
 

@@ -9,11 +9,12 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from areal_like.config.registry import ConfigError
-from areal_like.config.schema import Run
+from areal_like.config.schema import Config
+from areal_like.run.measures import Evaluation, best_of, measure_of
 from areal_like.run.metrics import Row
 
 NEXT = "next"
@@ -141,12 +142,15 @@ def write(path: Path, text: str) -> None:
     sync(path.parent)
 
 
-def reason_to_stop(run: Run, steps: int, seconds: float, evaluations: Sequence[Mapping[str, float]]) -> str:
+def reason_to_stop(config: Config, steps: int, seconds: float, evaluations: Sequence[Evaluation]) -> str:
     """Why a run ends after `steps` train steps and `seconds`, in words; "" while it continues."""
+    run, measure = config.run, measure_of(config)
     if steps >= run.steps:
         return f"{run.steps} steps are done"
     if run.max_seconds is not None and seconds >= run.max_seconds:
         return f"{run.max_seconds} seconds have passed"
+    if run.early_stop is not None and best_of(evaluations, measure)[1] >= run.early_stop:
+        return f"{measure} has not got better in {run.early_stop} evaluations"
     if run.target_reward is None or not evaluations:
         return ""
     reached = evaluations[-1]["reward"] >= run.target_reward

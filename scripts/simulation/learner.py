@@ -61,7 +61,7 @@ class SimulatedLearner:
 
     def _is_over(self) -> bool:
         seconds = self.seconds[-1] if self.seconds else 0.0
-        self.reason = reason_to_stop(self.config.run, self.steps, seconds, self._evaluations)
+        self.reason = reason_to_stop(self.config, self.steps, seconds, self._evaluations)
         return bool(self.reason)
 
     def receive(self, message: Message, payloads: Payloads) -> None:

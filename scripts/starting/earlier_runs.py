@@ -155,11 +155,11 @@ def _check_work_left(config: Config, folder: Path) -> None:
     if not found or ((steps := found[0]) <= run.steps and not (folder / SUMMARY).exists()):
         return
     meta = progress_of(folder, checkpoints.progress(found[1]), steps)
-    if reason := reason_to_stop(run, steps, meta["seconds"], meta["evaluations"]):
+    if reason := reason_to_stop(config, steps, meta["seconds"], meta["evaluations"]):
         asked = (
             f"run.steps={run.steps}; raise it"
             if steps >= run.steps
-            else f"{reason}; raise run.target_reward or run.max_seconds, or set it to null,"
+            else f"{reason}; raise run.target_reward, run.max_seconds or run.early_stop, or set it to null,"
         )
         raise ConfigError(f"resume: nothing to do: {steps} train steps are done in {folder}; {asked} to train on")
 

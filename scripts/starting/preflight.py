@@ -24,7 +24,7 @@ from areal_like.interfaces import PooledTask, Task
 from areal_like.launch.children import limits
 from areal_like.models import model_folder
 from areal_like.tasks.generated import GeneratedPrompts
-from areal_like.tasks.heldout import HeldoutSet, sets_of
+from areal_like.tasks.heldout import HeldoutSet, check_best, sets_of
 from areal_like.tasks.text import load_tokenizer
 from areal_like.wire import keys
 from areal_like.wire.bus import bypass_proxies
@@ -66,6 +66,7 @@ def preflight(config: Config, gpus: Gpus | None = None) -> tuple[str, dict[str, 
     model = model_config(config)
     if is_supervised(config):
         check_demonstrations(task, config, model)
+        check_best(config)
     else:
         check_texts(task, config)
         check_lengths(task, asked_prompts(task, sets_of(config, task)), config, model)

@@ -1,5 +1,6 @@
 """Rounds of held-out prompts: the sets that are due, their leases, and figures that follow only from the answers."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -150,4 +151,25 @@ def test_a_mixture_has_a_set_for_each_task_and_others_come_beside_them(tmp_path:
         configs.load(["quickstart", mixture, "eval.sets={long: {}}"])
     with pytest.raises(ConfigError, match="can't be mixed: vocab_size"):
         config = configs.load(["quickstart", "eval.sets={sums: {task: arithmetic}}"])
+        sets_of(config, build("task", config.task, 0))
+
+
+SETS = "eval.sets={again: {samples: 8, temperature: 1}}"
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("", ["checkpoint.best=heldout/reward", "run.early_stop=3"]),
+        ("", [SETS, "checkpoint.best=again/pass@8"]),
+        ("checkpoint.best", ["checkpoint.best=eval/reward"]),
+        ("checkpoint.best", [SETS, "checkpoint.best=again/pass@3"]),
+        ("checkpoint.best", ["checkpoint.best=heldout/loss"]),
+        ("checkpoint.best", ["checkpoint.best=heldout/reward", "eval.every=0"]),
+        ("run.early_stop", ["run.early_stop=3", "eval.every=0"]),
+    ],
+)
+def test_the_best_checkpoint_is_by_a_measure_that_is_taken(key: str, words: list[str]) -> None:
+    config = configs.load(["quickstart", *words])
+    with pytest.raises(ConfigError, match=f"^{key}: got") if key else nullcontext():
         sets_of(config, build("task", config.task, 0))

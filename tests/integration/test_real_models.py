@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from areal_like.models.causal_lm import state_of
 from areal_like.tasks.text import TEMPLATE
+from scripts import export
 from tests.folders import write_folder
 from tests.integration.runs import rows, summary, train
 
@@ -36,7 +37,8 @@ def test_a_run_from_a_folder_ends_as_a_folder(tmp_path: Path) -> None:
         "rewards.timeout=20",
     )
     assert len(rows(run)) == 3 and summary(run)["version"] == 3
-    final = run / "checkpoints" / "final"
+    final = tmp_path / "exported"
+    assert export.main([str(run), "--to", str(final)]) == 0
     model, tokenizer = AutoModelForCausalLM.from_pretrained(final), AutoTokenizer.from_pretrained(final)
     assert state_of(model).digest() == summary(run)["weights_digest"]
     assert tokenizer.chat_template == TEMPLATE and tokenizer.eos_token_id in model.generation_config.eos_token_id

@@ -11,8 +11,10 @@ import pytest
 
 from areal_like.config import run_config as configs
 from areal_like.run import checkpoints
+from areal_like.run.measures import best_of
 from areal_like.run.metrics import MetricsLog
 from areal_like.run.process import Role
+from areal_like.run.run_folder import reason_to_stop
 from areal_like.types import Batch
 from areal_like.wire.learner_client import Stopped
 from areal_like.wire.messages import Manifest
@@ -214,6 +216,54 @@ def test_a_write_that_fails_beside_the_steps_ends_the_run_with_its_error(tmp_pat
     with pytest.raises(OSError, match="no disk"):
         made.run()
     assert done(made) == [] and list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_the_best_checkpoint_is_kept_while_newer_ones_come_and_until_a_better_one(tmp_path: Path) -> None:
+    knobs = ["checkpoint.best=heldout/reward", "checkpoint.every=3", "checkpoint.keep=1", "eval.every=2"]
+    made, late = loop(tmp_path, [], *knobs, "run.steps=8"), {"version": 2, "reward": 0.9, "seconds": 1.0}
+    serve = made.client.batch
+    made.client.batch = lambda may_pause: (  # that of version 2 comes when others have been written
+        (found := serve(may_pause))[0],
+        found[1] | {"evaluations": [late] * (found[0].index == 5)},
+    )
+    folders, best = tmp_path / "checkpoints", tmp_path / "checkpoints" / "best"
+    made.run()
+    assert [step for what, step in done(made) if what == "checkpointed"] == [2, 3, 4, 6, 8]
+    assert json.loads((best / checkpoints.FIGURE).read_text()) == {
+        "measure": "heldout/reward",
+        "value": 0.9,
+        "step": 2,
+    }
+    assert checkpoints.best(tmp_path) == folders / "best-00000002" and not checkpoints.is_whole(tmp_path, 2)
+    for steps, step in ((9, 2), (10, 10)):  # 0.9 is no better, 1.0 is
+        made = loop(tmp_path, [], *knobs, f"run.steps={steps}")
+        made.resume(checkpoints.latest(tmp_path)[1])
+        made.run()
+        assert sorted(path.name for path in folders.glob("best*")) == ["best", f"best-{step:08d}"]
+        assert checkpoints.progress(best)["steps"] == step
+
+
+@pytest.mark.parametrize(
+    ("measure", "figures", "best", "behind"),
+    [
+        ("heldout/reward", [0.9, 0.5, 0.6, 0.6, 0.4], 2, 2),  # not version 0
+        ("heldout/loss", [1.0, 3.0, 2.0, 4.0], 2, 1),
+        ("aime/pass@8", [0.0, 0.5, None, 0.4], 1, 1),  # one evaluation was of other sets
+        ("aime/reward", [], None, 0),
+    ],
+)
+def test_evaluations_are_ranked_and_the_run_ends_after_so_many_behind_the_best(measure, figures, best, behind) -> None:
+    name, figure = measure.split("/")
+    found = []
+    for version, value in enumerate(figures):
+        sets = {} if value is None else {name: {figure: value}}
+        found.append({"version": version, "sets": sets, "reward": -1.0} | (sets.get("heldout") or {}))
+    evaluation, count = best_of(found, measure)
+    assert (evaluation and evaluation["version"], count) == (best, behind)
+    for patience in (behind, behind + 1):
+        words = ["quickstart", f"checkpoint.best={measure}", f"run.early_stop={max(1, patience)}"]
+        reason = reason_to_stop(configs.load(words), 1, 0.0, found)
+        assert bool(reason) == (0 < patience == behind) and reason.startswith(measure if reason else "")
 
 
 @pytest.mark.parametrize("fixed", ["replay=runs/x", "inject_staleness=1"])

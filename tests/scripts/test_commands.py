@@ -59,7 +59,9 @@ def own_signals() -> Iterator[None]:
 
 
 def test_the_verbs_are_the_modules_at_the_top() -> None:
-    verbs = "train ablate eval compare samples report ledger timeline status join stop serve check config simulate"
+    verbs = (
+        "train ablate eval export compare samples report ledger timeline status join stop serve check config simulate"
+    )
     assert set(cli.VERBS) == {*verbs.split(), "plan", "keys"}
     assert {name for name in COMMANDS if "." not in name} == {"cli", *cli.VERBS}
 

@@ -1,5 +1,6 @@
 """A checkpoint of a run on its way as a model's folder: the weights that the run would have published there."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from areal_like.run import checkpoints
 from areal_like.run.run_folder import CONFIG
 from learners.build import build_trainer
 from scripts import eval as evaluation
+from scripts import export
 from scripts.eval import model_folder
 
 torch.set_num_threads(1)
@@ -40,6 +42,23 @@ def test_it_has_the_weights_of_that_step(more: list[str], tmp_path: Path, capsys
     assert sorted(path.name for path in step.iterdir()) == ["learner.pt", "meta.json", "model"]
     assert evaluation.main([str(step), "--prompts", "2", "--max-tokens", "2"]) == 0
     assert "copy" in capsys.readouterr().out
+
+
+def test_the_best_checkpoint_is_exported_or_else_the_newest(tmp_path: Path) -> None:
+    step, expected = left_by(run := tmp_path / "run")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for folder, best, reason in (("out", True, "checkpoint.best"), ("full", False, "exists")):
+        with pytest.raises(configs.ConfigError, match=reason):
+            export.export(run, tmp_path / folder, best)
+    checkpoints.keep_best(run, [{"version": 7, "reward": 0.5}], "heldout/reward", 1)
+    newest = checkpoints.write(run, 8, lambda folder: shutil.copy(step / "learner.pt", folder), {}, keep=1)
+    (newest / "learner.pt").write_bytes(b"of other weights")
+    export.main([str(run), "--to", str(tmp_path / "out"), "--best"])
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
+    with pytest.raises(SystemExit):  # its digest differs
+        export.main([str(run), "--to", str(tmp_path / "other")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "out", "run"]
 
 
 def test_a_checkpoint_that_makes_no_model_is_refused(tmp_path: Path) -> None:
