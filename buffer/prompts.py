@@ -43,12 +43,7 @@ class PromptCursor:
     """Iterates over training rows from `position` on. `shares`: the parts of the rows, or the rows of a single task,
     counted."""
 
-    def __init__(
-        self,
-        shares: int | Sequence[Share],
-        seed: int,
-        position: int = 0,
-    ):
+    def __init__(self, shares: int | Sequence[Share], seed: int, position: int = 0):
         self.shares = [Share("", 0, shares, 1)] if isinstance(shares, int) else list(shares)
         for share in self.shares:
             if share.size < 1:
@@ -60,6 +55,7 @@ class PromptCursor:
         self._orders: dict[int, tuple[int, np.ndarray]] = {}  # by share: its epoch, and the order of its rows
 
     def next(self) -> PromptPlace:
+        """The next prompt."""
         self.position += 1
         return self.at(self.position - 1)
 
