@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from areal_like.models.causal_lm import WIDE_OUTPUT, multiplied_into_float32
 from areal_like.models.model_folder import CHANGES_LOGITS
 from learners.packing import MicroBatch
 
@@ -29,16 +30,13 @@ def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple
 
 ONEDNN_FROM = 1 << 24
 """From this many multiplications on, oneDNN's float32 product beats MKL's, torch's own choice, on AMD."""
-WIDE_OUTPUT = hasattr(torch.ops.aten.mm, "dtype")
-"""Whether this torch multiplies halves into float32 without copies of them, on a GPU."""
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Logits [N, V] of states and weights as they are, in float32 or wider."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     if weight.is_cuda and weight.dtype != wide and WIDE_OUTPUT:
-        # Products of halves have few enough digits for float32, which also sums them: only states are rounded.
-        logits = torch.mm(states.to(weight.dtype), weight.t(), out_dtype=wide)
+        logits = multiplied_into_float32(states, weight)
         return logits if bias is None else logits.add_(bias)
     states, weight, bias = states.to(wide), weight.to(wide), None if bias is None else bias.to(wide)
     many = len(states) * weight.numel() >= ONEDNN_FROM and torch.backends.mkldnn.is_available()

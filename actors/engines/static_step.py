@@ -1,9 +1,9 @@
 """A decode step with fixed shapes and no host synchronisation: from tokens, lengths and keys of random streams to the
 next tokens and their logprobs. On a GPU it is captured as a CUDA graph and replayed.
 
-There is one graph per shape (sequences, rounded up to a power of two, and room for the longest one), captured when it
-is first needed. Graphs hold addresses: weights are written in place, and keys and values stay in one pool
-(`slot_cache.PooledCache`). Rows beyond the running sequences compute on free slots.
+There is one graph per shape (sequences, rounded up, and room for the longest one), captured when it is first needed.
+Graphs hold addresses: weights are written in place, and keys and values stay in one pool (`slot_cache.PooledCache`).
+Rows beyond the running sequences compute on free slots.
 """
 
 import logging
@@ -25,6 +25,14 @@ INPUTS = 5
 """Rows of what a step reads: last tokens, lengths, keys and positions of the random streams, temperatures."""
 Shape = tuple[int, int, int]
 """Sequences of a step, positions that it reads, positions per slot of the cache."""
+
+
+def rounded_up(n: int) -> int:
+    """The sequences of the step that computes n: a power of two up to 16, then a multiple of 16, above 128 of 32."""
+    if n <= 16:
+        return max(2, 1 << (n - 1).bit_length())
+    of = 16 if n <= 128 else 32
+    return -(-n // of) * of
 
 
 class StaticStep:
@@ -90,7 +98,7 @@ class StaticStep:
 
     def _shape(self, n: int, longest: int) -> Shape:
         """Not one row alone: CUDA's running sum over a single row depends on its threads' order."""
-        rows = min(max(2, 1 << (n - 1).bit_length()), self._cache.rows, self._input.shape[1])
+        rows = min(rounded_up(n), self._cache.rows, self._input.shape[1])
         time = capacity = self._cache.capacity
         if not slot_kernel.takes(self._cache.keys):
             time = min(capacity, max(LEAST_TIME, 1 << (longest - 1).bit_length()))

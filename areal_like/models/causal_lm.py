@@ -313,6 +313,19 @@ def round_inputs(model: PreTrainedModel, dtype: torch.dtype) -> list[nn.Module]:
     return found
 
 
+WIDE_OUTPUT = hasattr(torch.ops.aten.mm, "dtype")
+"""Whether this torch multiplies halves into float32 without copies of them, on a GPU."""
+
+
+def multiplied_into_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x [n, in], rounded to the half precision of a weight [out, in], times that → float32 [n, out]. Products of halves
+    have few enough digits for float32, which also sums them: only x is rounded."""
+    x = x.to(weight.dtype)
+    if weight.is_cuda and WIDE_OUTPUT:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return torch.mm(x.float(), weight.t().float())
+
+
 def routing_of(model: PreTrainedModel) -> Routing:
     """Raises as `routers_of`."""
     routers = [router for _, _, router in routers_of(model)]

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from actors.engines.decoders import FusedDecoder, ModelDecoder
 from actors.engines.sampler import keyed_uniforms
 from actors.engines.slot_cache import PooledCache
-from actors.engines.static_step import StaticStep
+from actors.engines.static_step import StaticStep, rounded_up
 from areal_like.sampling import uniforms
 from tests.actors.tiny_models import CONFIGS
 from tests.seeds import seeded
@@ -56,6 +56,13 @@ def test_a_static_step_asks_the_host_nothing(kind, compute_dtype):
     with OnDeviceOnly("meta") as mode, torch.inference_mode():
         step.step(4, 64)
     assert sum("index_copy_" in name for name in mode.names) == 2 * model.config.num_hidden_layers
+
+
+def test_a_step_computes_few_rows_that_nobody_asked_for():
+    rows = [rounded_up(n) for n in range(1, 513)]
+    assert all(n <= row < max(3, 2 * n, n + 32) and row >= 2 for n, row in enumerate(rows, 1))
+    assert (rows[0], rows[15], rows[16], rows[127], rows[128], rows[256]) == (2, 16, 32, 128, 160, 288)
+    assert len(set(rows)) == 23
 
 
 def test_the_device_has_the_same_random_numbers():

@@ -299,11 +299,12 @@ def test_a_token_without_weight_is_never_drawn():
         assert (tokens == vocab // 2).all() and (logprobs == 0).all()
 
 
-@pytest.mark.parametrize("own_forward", [False, True])
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "granite"])
-def test_bfloat16_keeps_the_published_bits_and_close_logprobs(kind, own_forward, monkeypatch):
-    if own_forward:
-        monkeypatch.setattr(decoders.FusedDecoder, "fits", lambda model: False)
+@pytest.mark.parametrize(
+    "kind, decoder", [(k, d) for k in ("qwen2", "qwen3") for d in ("fused", "half head")] + [("granite", "own")]
+)
+def test_bfloat16_keeps_the_published_bits_and_close_logprobs(kind, decoder, monkeypatch):
+    if decoder == "half head":
+        monkeypatch.setattr(decoders, "HALF_HEAD", {"cpu"})
     model, new = new_model(kind), new_model(kind, seed=1)
     published = publishable(new, "bfloat16")
     prompts = prompts_of(4, 30, 4)
@@ -319,7 +320,7 @@ def test_bfloat16_keeps_the_published_bits_and_close_logprobs(kind, own_forward,
     done = asyncio.run(main())
     dtypes = {name: tensor.dtype for name, tensor in model.named_parameters()}
     assert all(dtypes[name] == torch.bfloat16 for name in dtypes if name.endswith("proj.weight"))
-    assert model.get_output_embeddings().weight.dtype == torch.float32
+    assert model.get_output_embeddings().weight.dtype == (torch.bfloat16 if decoder == "half head" else torch.float32)
     assert state_of(model, "bfloat16").digest() == published.digest()
     exact = [logprobs_of(new, p, c.tokens) for p, c in zip(prompts, done, strict=True)]
     off = np.abs(np.concatenate([c.logprobs for c in done]) - np.concatenate(exact))
