@@ -65,6 +65,7 @@ class TrainLoop:
         self.reference, self.alone, self.writer = reference, is_supervised(role.config), writer
         self.interval = role.config.weight_sync_interval
         self.spans = Spans(role.run, role.name)
+        self.spans.start(time.monotonic())
         self.setting_aside = SettingAside(client, role.config)
         self.progress = RunProgress()
         trainer.shall_stop = lambda: self.progress.steps % self.interval == 0 and client.shall_stop()  # type: ignore[attr-defined]

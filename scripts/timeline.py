@@ -4,7 +4,8 @@ Prints each process's share of time for each activity, and for waiting. `--plot`
 It does not align the clocks of several hosts.
 
 An actor generates, evaluates (held-out prompts), or has an update of its weights; a learner trains,
-publishes, or writes a checkpoint. The rest is waiting: for another process, or for the disk.
+publishes, or writes a checkpoint. The rest is waiting: for another process, or for the disk. The time between a
+run and its resume is left out. (A run's idle shares are others: docs/report.md defines them.)
 """
 
 import math
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from areal_like.run.spans import Span, read
+from areal_like.run.spans import START, Span, read
 
 from .console import output
 from .console.arguments import command, picture, refusing
@@ -34,14 +35,23 @@ Timeline = dict[str, list[Span]]
 
 def timeline(run: Path, begin: float = 0.0, end: float = math.inf) -> Timeline:
     """The recorded spans of a run between two times; actors by number, then others. Raises ValueError without any."""
-    found = {role: spans for role, spans in read(run).items() if spans}
+    every = read(run)
+    starts = [span.begin for span in every.get("learner", []) if span.name == START]
+    found = {role: worked for role, spans in every.items() if (worked := [s for s in spans if s.name != START])}
     if not found:
         raise ValueError(f"{run} has no spans: is this a run folder, and has the run started?")
-    first, cut = min(spans[0].begin for spans in found.values()), Timeline()
+    first, cut, gaps = min(spans[0].begin for spans in found.values()), Timeline(), gaps_before(starts, found)
+    moved = lambda at: at - first - sum(min(stop, at) - start for start, stop in gaps if start < at)  # noqa: E731
     for role in sorted(found, key=lambda role: (not role.startswith("actor"), len(role), role)):
-        parts = [Span(s.name, max(s.begin - first, begin), min(s.end - first, end)) for s in found[role]]
+        parts = [Span(s.name, max(moved(s.begin), begin), min(moved(s.end), end)) for s in found[role]]
         cut[role] = [part for part in parts if part.end > part.begin]
     return cut
+
+
+def gaps_before(starts: list[float], found: Timeline) -> list[tuple[float, float]]:
+    """From the last work before each start of the run to this start."""
+    worked = [(start, [s.end for spans in found.values() for s in spans if s.begin < start]) for start in starts]
+    return [(max(ends), start) for start, ends in worked if ends and max(ends) < start]
 
 
 def window(found: Timeline) -> tuple[float, float]:

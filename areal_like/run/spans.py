@@ -15,6 +15,8 @@ from areal_like.run.metrics import Follower
 
 log = logging.getLogger(__name__)
 FOLDER = "spans"
+START = "start"
+"""Name of the learner's span, without length, at each start of a run."""
 GAP_SECONDS = 0.0005
 """Spans that are closer than this are adjacent."""
 
@@ -40,7 +42,15 @@ class Spans:
 
     def add(self, name: str, begin: float, end: float) -> None:
         """A span between two times of `time.monotonic`."""
-        if self._file and end > begin:
+        if end > begin:
+            self._write(name, begin, end)
+
+    def start(self, now: float) -> None:
+        """Record that the run starts or resumes: the time since its earlier spans is nobody's."""
+        self._write(START, now, now)
+
+    def _write(self, name: str, begin: float, end: float) -> None:
+        if self._file:
             begin, end = begin + self._since_1970, end + self._since_1970
             try:
                 self._file.write(f'{{"name": "{name}", "begin": {begin:.6f}, "end": {end:.6f}}}\n')

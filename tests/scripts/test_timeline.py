@@ -27,6 +27,16 @@ def test_shares_count_what_overlaps_once_in_what_is_waited(tmp_path: Path) -> No
     assert shares(timeline(tmp_path, 50, 60))["learner"] == {"waits": 1.0}
 
 
+def test_the_time_between_a_run_and_its_resume_is_nobodys(tmp_path: Path) -> None:
+    for begin in (100.0, 500.0):  # the first span comes 1 s after the start
+        learner = Spans(some_run(tmp_path) if begin == 100 else tmp_path, "learner", since_1970=0.0)
+        learner.start(begin - 1)
+        learner.add("train", begin + 10, begin + 13)
+    found = timeline(tmp_path)
+    assert found["learner"] == [Span("train", 4, 13), Span("train", 24, 27)]
+    assert shares(found)["learner"] == pytest.approx({"train": 12 / 27, "waits": 15 / 27})
+
+
 def test_the_command_prints_shares_and_writes_a_picture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
