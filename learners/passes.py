@@ -20,6 +20,9 @@ from learners.packing import Columns, MicroBatch, empty_microbatch
 from learners.step import Step
 from learners.untrainable import Interrupted
 
+ASK_TOKENS = 2048
+"""Tokens of micro-batches after which ranks ask one another whether to stop: 1 % of a smaller one's time."""
+
 
 @dataclass(eq=False)
 class Passes:
@@ -53,8 +56,9 @@ class Passes:
             samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]
             cuts = columns.cuts(samples, self.micro_batch_tokens, self.balanced)
         count = self.ranks.max(len(cuts))
+        every = 1 if self.ranks.count == 1 else -(-ASK_TOKENS // self.micro_batch_tokens)
         for number in range(count):
-            if self.ranks.max(int(self.interrupted())):
+            if number % every == 0 and self.ranks.max(int(self.interrupted())):
                 raise Interrupted("the run was asked to end")
             if number >= len(cuts):
                 yield empty_microbatch(self.device)

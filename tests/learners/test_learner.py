@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo
 from learners.losses.corrections import capped
+from learners.passes import Passes
 from learners.untrainable import Interrupted, OutOfMemory, Untrainable
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.seeds import seeded
@@ -144,6 +146,14 @@ def test_a_fault_of_the_data_leaves_no_trace_before_the_first_optimizer_step(fai
     if fails_at == 1:
         one.train(second), other.train(second)
         torch.testing.assert_close(state_of_training(one), state_of_training(other), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("tokens", "asked"), [(256, 5), (16384, 40)])
+def test_ranks_ask_one_another_before_large_micro_batches_and_among_small_ones_now_and_then(tokens, asked):
+    calls = []
+    ranks = SimpleNamespace(count=2, max=lambda value: calls.append(value) or (0 if len(calls) > 1 else 40))
+    passes = Passes(None, ranks, torch.device("cpu"), 1.0, tokens, False, False)
+    assert len(list(passes.microbatches(None, np.arange(0)))) == 40 and len(calls) == 1 + asked
 
 
 def test_a_step_that_is_interrupted_leaves_no_trace():
