@@ -27,16 +27,13 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
 from actors.child import GUARD, die_with_parent
 from areal_like.tasks.sandbox import WALL
 from areal_like.types import MOST_PARTS, PART
-
-if TYPE_CHECKING:
-    from typing import Self
 
 START_SECONDS = 60.0
 """Seconds that a worker has to start and import the verifier. Overrunning is an error, not a timeout (reward 0)."""
@@ -54,11 +51,6 @@ MACHINE = (ImportError, OSError)
 
 class PartedReward(float):
     """A reward, and its `parts` by name, before their weights."""
-
-    def __new__(cls, reward: float, parts: Mapping[str, float]) -> Self:
-        found = super().__new__(cls, reward)
-        found.parts = parts
-        return found
 
     parts: Mapping[str, float]
 

@@ -17,18 +17,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from actors.reward_pool import (
-    MACHINE,
-    MachineError,
-    NoReward,
-    PartedReward,
-    RewardError,
-    RewardPool,
-    RewardTimeout,
-    Verdict,
-    verdict,
-    worded,
-)
+from actors import reward_pool
+from actors.reward_pool import MACHINE, MachineError, NoReward, RewardError, RewardPool, RewardTimeout
 from areal_like.interfaces import PooledTask, RewardFunction, Task
 from areal_like.types import Prompt
 from areal_like.wire.messages import LARGEST_REWARD
@@ -85,28 +75,30 @@ class _Verifier:
             raise
         except Exception as error:
             kind = MachineError if isinstance(error, MACHINE) else RewardError
-            raise kind(f"{self._name} raised {worded(error, self._task.reward)}") from error
+            raise kind(f"{self._name} raised {reward_pool.worded(error, self._task.reward)}") from error
         if found is None:
             raise NoReward(f"{self._name} returned None")
         parts = found if isinstance(found, dict) else {}
         if missing := self._weights.keys() - parts.keys():
             got = f"parts of the reward {', '.join(parts)}" if parts else "a number without parts"
             raise RewardError(f"reward_weights name {', '.join(sorted(missing))}; {self._name} returned {got}")
-        score = found if isinstance(found, float) else sum(self._weights.get(each, 1.0) * parts[each] for each in parts)
+        weighted = sum(self._weights.get(name, 1.0) * part for name, part in parts.items())
+        score = reward_pool.PartedReward(found if isinstance(found, float) else weighted)
+        score.parts = parts
         if not max(map(abs, (score, *parts.values()))) <= LARGEST_REWARD:
             text = f"the task's verifier {self._name} returned {found}: expected finite numbers in float32"
             raise RewardError(text)
-        return PartedReward(score, parts)
+        return score
 
-    async def _verified(self, prompt: Prompt, tokens: np.ndarray) -> Verdict:
+    async def _verified(self, prompt: Prompt, tokens: np.ndarray) -> reward_pool.Verdict:
         if isinstance(self._task, PooledTask):
             self._name, arguments, *knobs = self._task.verification(prompt, tokens)
-            found: Verdict = await self._pool.score(self._name, *arguments, knobs=dict(*knobs))
+            found: reward_pool.Verdict = await self._pool.score(self._name, *arguments, knobs=dict(*knobs))
             return found
         limit = asyncio.timeout(self._timeout if self._timeout < math.inf else None)
         try:
             async with limit:
-                return verdict(await self._task.reward(prompt, tokens))
+                return reward_pool.verdict(await self._task.reward(prompt, tokens))
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -56,7 +56,9 @@ class Actor:
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         self.scored.append(len(tokens))
-        return PartedReward(float(tokens.sum()), {"length": len(tokens)})
+        score = PartedReward(tokens.sum())
+        score.parts = {"length": len(tokens)}
+        return score
 
     def lease(self, carried: CarriedSamples | None = None) -> None:
         self.worker.start([Lease(7, 0, "train", LAUNCH, LAUNCH)], {7: carried} if carried else {})

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from actors.engines.decoders import LLAMA_LIKE, FusedDecoder
@@ -95,6 +97,9 @@ def test_merged_weights_compute_what_the_adapters_do(tmp_path):
         assert (before - ours).abs().max() > 0.1
         with_adapter = peft.PeftModel.from_pretrained(base, str(tmp_path / "out" / "adapter"))
         torch.testing.assert_close(with_adapter(tokens).logits, ours, atol=1e-4, rtol=1e-4)
+    names = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
+    forms = {re.sub(r"layers\.\d+\.(self_attn|mlp)\.\w+_proj", "MODULE", name) for name in names}
+    assert forms == {f"base_model.model.model.MODULE.lora_{matrix}.weight" for matrix in "AB"}, "as vLLM reads them"
 
 
 def test_the_reference_is_the_model_without_adapters(tmp_path):
