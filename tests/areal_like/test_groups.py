@@ -72,7 +72,7 @@ def members(draw: st.DrawFn, experts: bool) -> list[Sample]:
 def test_groups_survive_the_wire_bit_for_bit(several: list[list[Sample]], first_id: int) -> None:
     groups = [group_of(group_id, members) for group_id, members in enumerate(several, first_id)]
     heads, payloads = zip(*map(encode_group, groups), strict=True)
-    push, frames = decode(encode(Push(pack_heads(heads)), payloads))
+    push, frames, _ = decode(encode(Push(pack_heads(heads)), payloads))
     assert isinstance(push, Push)
     arrived = unpack_heads(push.table)
     assert arrived == list(heads)
@@ -112,7 +112,7 @@ def table(row: tuple = (2, 3, 0, 0, 2, 0.5), runs: tuple = ((1, 2), (2, 1)), **c
 
 def read(table: dict) -> list[Head]:
     """Read a push that any peer may have sent."""
-    push, _ = decode([msgpack.packb([SCHEMA, "push", {"table": table}])])
+    push, *_ = decode([msgpack.packb([SCHEMA, "push", {"table": table}])])
     assert isinstance(push, Push)
     return unpack_heads(push.table)
 
