@@ -1,17 +1,19 @@
 """Every command in the README and the docs: it runs here, scaled down, or in the test that `ELSEWHERE` names."""
 
 import json
-import os
 import re
 import shlex
+import socketserver
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.folders import write_folder
-from tests.forked import forked, said
+from tests.forked import Command, forked, said
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_TEST = ROOT / "docs" / "extending.md"
@@ -90,8 +92,26 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+PYTHON = f"""#!{sys.executable} -IS
+import json, os, socket, sys
+if sys.argv[1] != "-m":
+    os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])
+with socket.socket(socket.AF_UNIX) as asked:
+    asked.connect("asked")
+    asked.sendall(json.dumps(sys.argv[2:]).encode() + b"\\n")
+    sys.exit(int(asked.recv(9)))
+"""
+"""A clone's Python: modules are run by the test's `Forks`, whose forks need no seconds to import torch."""
+
+
+class Forks(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        code = Command(json.loads(self.rfile.readline()), Path("output")).wait(280)
+        self.wfile.write(str(code).encode())
+
+
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A clone with this environment: `scripts/setup.sh`, which CI runs, would install a new one."""
     (tmp_path / "scripts").mkdir()
     for file in (*ROOT.iterdir(), *(ROOT / "scripts").iterdir()):
@@ -100,10 +120,14 @@ def clone(tmp_path: Path) -> Path:
     (tmp_path / "scripts" / "setup.sh").write_text('[ -x "$1/bin/python" ]\n')
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     python = tmp_path / ".venv" / "bin" / "python"
-    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.write_text(PYTHON)
     python.chmod(0o755)
     write_folder(tmp_path / "models" / "smollm2-135m-instruct", "llama")  # fetching it would need a network
-    return tmp_path
+    monkeypatch.chdir(tmp_path)
+    with socketserver.UnixStreamServer("asked", Forks) as forks:
+        threading.Thread(target=forks.serve_forever, daemon=True).start()
+        yield tmp_path
+        forks.shutdown()
 
 
 @pytest.mark.integration
@@ -116,16 +140,11 @@ def clone(tmp_path: Path) -> Path:
 )
 def test_the_quickstarts_run_to_their_end(clone: Path, script: str, more: list[str]) -> None:
     """The second one with one chapter; `tests/scripts/test_quickstart_pretrained.py` has both, with stand-ins."""
-    done = subprocess.run(
-        ["bash", f"{clone}/scripts/{script}", *SMALL, *more],
-        cwd=clone.parent,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
-    assert done.stdout.count("finished: ") == len(list((clone / "runs").glob("*/summary.json"))) == 1
+    command = ["bash", f"{clone}/scripts/{script}", *SMALL, *more]
+    done = subprocess.run(command, cwd=clone.parent, capture_output=True, text=True, timeout=280)
+    output = (clone / "output").read_text()
+    assert done.returncode == 0, f"{done.stderr[-3000:]}\n{output[-5000:]}"
+    assert output.count("finished: ") == len(list((clone / "runs").glob("*/summary.json"))) == 1
 
 
 def scaled(words: list[str], folder: Path) -> list[str]:
