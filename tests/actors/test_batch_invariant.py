@@ -34,8 +34,7 @@ def needs(dtype: str) -> None:
         pytest.skip("this CPU has no products in bfloat16")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize(("kind", "dtype"), [("qwen2", "float32"), ("qwen3", "bfloat16")])
 def test_a_sample_does_not_depend_on_what_else_runs(kind: str, dtype: str) -> None:
     needs(dtype)
     model = new_model(kind)

@@ -17,7 +17,7 @@ from areal_like.wire.messages import KINDS, Batch, HandBack, Push
 from tests.messages import examples
 
 EXAMPLES = [encode(*each) for seed in range(4) for each in examples(random.Random(seed))]
-FEW = settings(max_examples=500, deadline=None)
+FEW = settings(max_examples=300, deadline=None)
 
 
 def take(frames: Sequence[bytes]) -> str:

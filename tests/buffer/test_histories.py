@@ -11,7 +11,7 @@ from buffer.checks import RolloutsFail
 from tests.buffer.histories import SIZINGS, in_rounds, overlapping
 from tests.buffer.house import B
 
-HISTORIES = int(os.environ.get("HISTORIES", "800"))
+HISTORIES = int(os.environ.get("HISTORIES", "480"))
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -56,7 +56,7 @@ def test_a_drained_run_leaves_nothing(sizing: str, staleness: int) -> None:
 @pytest.mark.parametrize("sizing", ["fixed", "restless"])
 def test_an_epoch_has_each_prompt_once_though_some_wait_until_the_next_one_has_begun(sizing: str) -> None:
     overtaken = 0
-    for number in range(10):
+    for number in range(6):
         run = in_rounds(random.Random(number), sizing, batches=8, zero_variance=False, rows=7)
         for turn in range(80):
             run.step(calm=True)
@@ -68,4 +68,4 @@ def test_an_epoch_has_each_prompt_once_though_some_wait_until_the_next_one_has_b
         for epoch in range(len(ids) // 7):
             assert sorted(run.row_of[7 * epoch + place] for place in range(7)) == list(range(7))
         overtaken += ids != sorted(ids, key=lambda group_id: group_id // 7)
-    assert overtaken >= 3
+    assert overtaken >= 2

@@ -13,7 +13,7 @@ from buffer.policies import in_order
 from buffer.staleness import Bound
 from tests.buffer.house import House, asynchronous, partial_group
 
-FEW, MANY = 2_000, 20_000
+FEW, MANY = 1_000, 10_000
 MOST_GROWTH = 4.0
 """Of the time of one step, from FEW to MANY: caches grow cold, a scan takes 10 times as long."""
 
