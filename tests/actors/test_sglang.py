@@ -182,9 +182,6 @@ def test_a_refusal_ends_the_engine_and_is_not_tried_again():
         asyncio.run(sglang_weights._send(Server(), held.whole(), held))
 
 
-# Requests and replies
-
-
 def answer(tokens, spans, **meta):
     rows = [[-0.5, token, None] for token in tokens]
     finish = {"finish_reason": {"type": "length"}, "output_token_logprobs": rows, "weight_versions": spans}

@@ -160,9 +160,6 @@ def test_preempted_sequences_go_on_as_if_nothing_had_happened(step, monkeypatch)
         assert (ours.finish, ours.runs) == (theirs.finish, theirs.runs)
 
 
-# ---- updates in flight ----------------------------------------------------------------------------------------------
-
-
 def kept_logprobs(old, new, prompt, response, switch):
     """The truth for `kv_policy: keep`: old weights read the tokens before the switch, new weights those after it."""
     tokens = torch.as_tensor(np.concatenate([prompt, response]).astype(np.int64))[None]
@@ -288,9 +285,6 @@ def test_a_sparse_update_writes_what_has_changed_and_only_onto_what_it_was_made_
     assert (engine.version, engine.digest) == (1, state.digest())
 
 
-# ---- draws and dtypes -----------------------------------------------------------------------------------------------
-
-
 def test_a_token_without_weight_is_never_drawn():
     for vocab in (3, 5000):  # the second is drawn in two steps
         logits = torch.full((3, vocab), -torch.inf)
@@ -326,8 +320,6 @@ def test_bfloat16_keeps_the_published_bits_and_close_logprobs(kind, decoder, mon
     off = np.abs(np.concatenate([c.logprobs for c in done]) - np.concatenate(exact))
     assert 0 < off.mean() < 0.05 and off.max() < 0.4
 
-
-# ---- experts that the routers chose in the passes that made the tokens ----------------------------------------------
 
 CONFIG = Qwen3MoeConfig(
     **SHAPE, head_dim=8, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=True

@@ -35,9 +35,6 @@ def write(folder: Path, name: str, **content: Any) -> None:
     path.write_text(yaml.safe_dump(content, sort_keys=False))
 
 
-# Overrides and files
-
-
 @pytest.mark.parametrize(
     ("override", "key", "value"),
     [
@@ -127,8 +124,6 @@ def test_a_wrong_file_is_refused_by_name(folder: Path) -> None:
         with pytest.raises(ConfigError):
             load(argv)
 
-
-# Refusals: each names its key, and where the value came from
 
 MAXRL = "advantage=maxrl"
 REFUSED: list[tuple[str, list[str]]] = [
@@ -243,9 +238,6 @@ def test_a_refusal_says_where_the_value_came_from(folder: Path) -> None:
 )
 def test_what_goes_together_is_taken(overrides: list[str]) -> None:
     load(["configs/quickstart.yaml", *overrides])
-
-
-# The result
 
 
 def test_a_saved_config_is_read_only_and_loads_as_it_was(folder: Path) -> None:

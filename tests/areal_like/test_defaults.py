@@ -69,9 +69,6 @@ def test_a_value_of_the_earlier_run_that_does_not_fit_is_said_to_come_from_it() 
         load(["configs/quickstart.yaml", "learner.schedule=linear", "run.steps=5"], earlier)
 
 
-# By the machine
-
-
 @pytest.fixture
 def large(tmp_path: Path) -> str:
     """A config that chooses a pretrained model of 50 MB."""

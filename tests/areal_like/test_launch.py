@@ -37,9 +37,6 @@ def alive(pid: int) -> bool:
     return state != "Z"
 
 
-# The plan, and the environment of its processes
-
-
 @pytest.mark.parametrize(
     ("overrides", "names", "threads", "forked"),
     [
@@ -80,9 +77,6 @@ def test_a_users_folders_reach_every_process(tmp_path: Path, monkeypatch: pytest
     assert f"--chdir={tmp_path}" in submission.command
 
 
-# Restarts
-
-
 class Clock:
     now = 0.0
 
@@ -107,9 +101,6 @@ def test_a_common_fault_is_one_that_has_struck_each_actor_at_least_twice_in_all(
         assert [counted.strikes_all(*death, actors) for death in deaths if death[0] in actors] == struck
     counted = Restarts(RestartLimits(9))
     assert not counted.strikes_all("a", "", "ab") and not counted.strikes_all("b", "", "ab"), "from outside"
-
-
-# Real processes
 
 
 @pytest.fixture

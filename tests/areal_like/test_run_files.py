@@ -39,9 +39,6 @@ def test_an_unfinished_last_line_is_left_until_it_is_finished_and_a_damaged_one_
     assert path.read_bytes() == (b"1\n" if cut > 1 else b"")
 
 
-# Metrics
-
-
 def test_a_resumed_run_writes_the_steps_after_its_checkpoint_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     damaged = b'[]\n{"step": 2, "loss": "x"}\n{"loss": 1}\n'
@@ -66,9 +63,6 @@ def test_a_full_disk_fails_a_row_of_metrics_and_only_ends_samples_and_spans(tmp_
         assert not kept_samples.write(record(step)) and kept_samples.room(step) == 0
         recorded.add("train", step, step + 0.5)
     assert len(caplog.records) == 2 and caplog.text.count("No space") == 2
-
-
-# Samples
 
 
 def record(step: int, tokens: int = 3) -> Kept:
@@ -116,9 +110,6 @@ def test_turns_are_the_tokens_of_the_model(masked: list[int], turns: list[tuple[
     assert Kept("trained", 1, 1, 0, 0, list(range(8)), 2, [(1, 6)], 0.0, "stop", masked=masked).turns == turns
 
 
-# Spans
-
-
 def test_spans_are_read_on_the_clock_of_the_world_and_adjacent_ones_are_joined(tmp_path: Path) -> None:
     learner = Spans(tmp_path, "learner", since_1970=100.0)
     for name, begin, end in [("a", 0, 1), ("b", 0.9, 1), ("a", 1.0001, 2), ("a", 3, 4), ("b", 2.5, 2.6), ("b", 3, 3)]:
@@ -143,9 +134,6 @@ def test_several_things_at_once_are_one_span_and_a_long_one_is_written_in_pieces
     busy.leave()
     assert len((tmp_path / "spans" / "actor-0.jsonl").read_text().splitlines()) == 2
     assert spans.read(tmp_path)["actor-0"] == [Span("generate", 1.0, 3.0)]
-
-
-# Checkpoints
 
 
 @pytest.mark.parametrize("name", ["learner.pt", "parts/1.pt", checkpoints.META])

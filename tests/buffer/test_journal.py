@@ -92,9 +92,6 @@ def test_a_flipped_bit_never_gives_a_record_that_was_not_written(tmp_path_factor
         assert kept == records[: len(kept)]
 
 
-# ---- damage ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("place", [0, 21, 42, 56])
 def test_a_damaged_record_before_intact_ones_is_an_error(tmp_path: Path, sync: bool, place: int) -> None:
@@ -203,9 +200,6 @@ def test_a_journal_without_its_beginning_is_not_replayed(tmp_path: Path) -> None
     journal.close()
     with pytest.raises(JournalError, match="keep_journal"):
         count_batches(tmp_path)
-
-
-# ---- disks that are full or slow ------------------------------------------------------------------------------------
 
 
 def test_a_full_disk_leaves_the_file_whole_and_the_records_waiting(tmp_path: Path, monkeypatch) -> None:

@@ -65,9 +65,6 @@ def test_the_end_counts_the_trained_batches_and_reports_as_often_as_asked() -> N
     assert reports[-1]["ledger"]["trained"] == B and set(reports[-1]["ledger"]["dropped"]) == {"end of run"}
 
 
-# ---- shares ---------------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.integers(0, 5000), max_size=60), st.integers(1, 9))
 def test_every_group_has_one_rank_and_no_rank_more_than_its_even_share_and_one_group(tokens, ranks):
     shares = split(tokens, ranks)

@@ -150,9 +150,6 @@ def test_a_checkpoint_that_lacks_batches_of_the_snapshot_is_refused() -> None:
         reborn(journal, 1)
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------
-
-
 def started(run: Path, kind: str = "memory") -> tuple[int, GroupManager, Callable[[], None]]:
     """(train steps done, the state, how to end the process)."""
     replay = GroupManager(Bound(1, 2), fifo)

@@ -29,9 +29,6 @@ def started(**options: Any) -> House:
     return house
 
 
-# ---- groups that nobody can train on --------------------------------------------------------------------------------
-
-
 def bad_group(group_id: int, unchanged: int = 7, **changes: Any) -> tuple[Head, bytes]:
     """8 samples of 3 tokens and 2 logprobs, with two turns each; those after the `unchanged` are changed."""
     fields = {"tokens": np.ones(3, np.int32), "logprobs": np.full(2, -0.5, np.float32), "reward": 1.0}
@@ -160,9 +157,6 @@ def test_a_group_is_taken_from_an_actor_that_has_or_had_its_lease_and_from_nobod
     assert house.server.groups.duplicates == 1
     acknowledged = [body["ids"] for _, kind, body in house.router.sent if kind == "pushed"]
     assert acknowledged == [[first]] * 3 + [[second]], "a duplicate is acknowledged too, or it would come for ever"
-
-
-# ---- messages -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -376,9 +370,6 @@ def test_evaluation_runs_beside_training_and_the_report_waits_for_the_last_one()
     assert report["ledger"]["admitted"] == sum(report["ledger"]["dropped"].values())
 
 
-# ---- memory, slots, and the journal ---------------------------------------------------------------------------------
-
-
 def test_a_full_buffer_starts_only_groups_of_the_batch_that_the_learner_waits_for() -> None:
     house = started(max_staleness=float("inf"), actors=1)
     house.server.dispatcher.max_bytes = 1
@@ -435,9 +426,6 @@ def test_a_checkpoint_of_long_ago_does_not_shorten_the_journal() -> None:
     for step in (9, 2, 1):
         house.say("learner", "checkpointed", {"step": step})
     assert house.server.learner.steps == 3 and rotated == [(1, False), (3, True)]
-
-
-# ---- failure, and the start -----------------------------------------------------------------------------------------
 
 
 def test_endless_failure_ends_the_run_with_its_reason() -> None:

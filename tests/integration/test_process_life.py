@@ -81,9 +81,6 @@ def test_max_seconds_ends_a_run(place: Path) -> None:
     assert 0 < summary(run)["steps"] == len(rows(run)) < 100_000
 
 
-# ---- ends that a person asks for -------------------------------------------------------------------------------------
-
-
 MOMENTS = ["starting", "training", "importing", "training a model"]
 
 
@@ -131,9 +128,6 @@ def test_processes_do_not_outlive_a_killed_starter(place: Path, monkeypatch: pyt
     until("the end of all", lambda: not left(run))
     if "training" in moment:
         assert list((place / "tmp").iterdir()) == []
-
-
-# ---- deaths ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_killed_actor_is_started_again_and_its_groups_are_not_lost(place: Path) -> None:

@@ -67,9 +67,6 @@ def test_batch_divides_by_the_batchs_deviation(baseline, std):
     np.testing.assert_allclose(batch(rewards, groups, baseline="group", std="sample", eps=0.0), normalised)
 
 
-# Per token
-
-
 def episodes() -> Episodes:
     """Five samples of 1 to 5 trained tokens, one of them without any."""
     rng, sample = seeded(0), np.repeat([0, 1, 3, 4], [5, 1, 3, 4])

@@ -54,9 +54,6 @@ def test_the_advantage_is_what_the_teacher_thinks_more_likely() -> None:
     )
 
 
-# Train steps
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_gradient_of_the_sampled_kl_is_that_of_a_plain_loop(folder: str, temperature: float) -> None:
     """Σ (log teacher − log student) ∇log student over trained tokens, written sample by sample."""

@@ -134,9 +134,6 @@ def test_cut_answers_that_are_left_out_have_no_gradient_and_count_for_their_grou
     assert batch.samples[0].loss_mask.any(), "the batch itself is not touched"
 
 
-# The pure parts
-
-
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_estimators_of_the_kl_and_their_gradients(estimator):
     """Means under the policy: k1 and k3 are unbiased; as losses k2 has the KL's gradient and k1 none."""

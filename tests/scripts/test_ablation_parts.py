@@ -38,9 +38,6 @@ def load(folder: Path, **changes) -> Study:
     return study.load(path)
 
 
-# The study
-
-
 def test_a_study_comes_to_every_point_and_seed_with_its_own_config(tmp_path: Path) -> None:
     found = load(tmp_path)
     runs = found.main_runs({("ppo",): {"learner.lr": "0.01"}, ("dg",): {"learner.lr": "0.001"}})
@@ -87,9 +84,6 @@ def test_an_unfinished_folder_stays_if_a_run_can_continue_from_it_or_is_alive(tm
         assert folder.run(run).exists()
     folder.prepare(run)
     assert folder.run(run).exists() == (journal == "memory")
-
-
-# Through Slurm
 
 
 @pytest.fixture
@@ -182,9 +176,6 @@ def test_every_shipped_study_loads_and_tunes(path: Path, tmp_path: Path, monkeyp
         assert "seconds" in found.measure and len(found.seeds) >= 3
 
 
-# Measures
-
-
 @pytest.fixture
 def outcome(tmp_path: Path) -> Outcome:
     """4 train steps of 16 groups × 8 samples, weights published at every second step."""
@@ -221,9 +212,6 @@ def test_curves_by_steps_samples_and_seconds(outcome: Outcome) -> None:
     assert outcome.curve(Curve("x", "seconds")) == ([0.0, 4.0, 6.0], [4.0, 1.0, 2.5])
     outcome.summary["evaluations"] = [{"version": 0, "seconds": 0.1, "loss": 2.0}]  # supervised
     assert outcome.measure(read_measure("m", {"steps_to": 0.5})) is None and outcome.curve(Curve()) == ([], [])
-
-
-# Tuning and what is written
 
 
 def tuned(found: Study, numbers: dict[tuple[str, str], float | None]) -> list[Result]:

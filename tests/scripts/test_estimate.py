@@ -60,8 +60,6 @@ def test_a_shipped_config_is_sized_without_weights(shapes: Path, capsys: pytest.
     assert "494,032,768" in printed and "each rank of the learner" in printed
 
 
-# ---- against a small run --------------------------------------------------------------------------------------------
-
 SMALL = ["configs/quickstart.yaml", "model=small", "learner.num_minibatches=1", "groups_per_batch=4"]
 
 
@@ -161,9 +159,6 @@ def test_ranks_share_what_training_needs_and_few_logits_are_made_at_once() -> No
         assert four[name] * 4 == one[name]
     assert few["logits at once"] == estimate.LOGIT_COPIES * 4 * 1000 < one["logits at once"]
     assert few["activations"] < one["activations"]
-
-
-# ---- device by device -----------------------------------------------------------------------------------------------
 
 
 def table(path: Path, *overrides: str, devices: int = 8) -> str:

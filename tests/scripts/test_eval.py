@@ -34,9 +34,6 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path / "rows.jsonl"
 
 
-# pass@k
-
-
 @pytest.mark.parametrize(("samples", "right"), [(1, 0), (1, 1), (4, 1), (5, 2), (6, 6), (6, 0)])
 def test_pass_at_k_is_the_share_of_all_choices_of_k_answers_with_a_right_one(samples: int, right: int) -> None:
     answers = [True] * right + [False] * (samples - right)
@@ -55,9 +52,6 @@ def test_intervals_hold_the_mean_and_shrink_with_more_prompts() -> None:
         mean, (low, high) = sum(values) / len(values), estimates.interval(values)
         more = estimates.interval(values * 10)
         assert low < mean < high and more[1] - more[0] < (high - low) / 2.5
-
-
-# eval
 
 
 def figures(*arguments: str, at: Path) -> dict:

@@ -81,8 +81,6 @@ def test_what_was_cut_or_redrawn_is_counted() -> None:
     assert bias(accounts) == pytest.approx(15 / np.mean([10, 40, 60, 20, 300, 30]) - 1)
 
 
-# verify
-
 B, ROWS = 2, 5
 
 

@@ -102,9 +102,6 @@ def test_a_batch_that_repeats_prompts_is_noted(tmp_path: Path, capsys: pytest.Ca
         assert "groups_per_batch=16" in capsys.readouterr().err
 
 
-# Files: prompts, tokenizers, models
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Holds `model`: a complete model with its tokenizer."""

@@ -76,9 +76,6 @@ def test_arguments_come_first(clone: Path, argument: str, code: int) -> None:
     assert not (clone / "set_up").exists() and not (clone / "calls").read_text()
 
 
-# The prompts
-
-
 def numbers(row: dict[str, str]) -> tuple[int, ...]:
     """The two numbers of a prompt, in its order."""
     return tuple(int(n) for n in re.findall(r"\d+", row["prompt"]))

@@ -119,9 +119,6 @@ def test_runs_without_rollouts_are_refused(words):
         Simulation(config, EXACT)
 
 
-# ---- costs of a run -------------------------------------------------------------------------------------------------
-
-
 def made(folder, steps=60, base=0.05, per_token=1e-5):
     """A run folder whose decode steps cost 1 ms + 20 us per sequence + 0.1 us per token."""
     config = configs.load(["quickstart"])
@@ -159,9 +156,6 @@ def test_a_fit_has_no_negative_costs_and_tells_its_error():
     columns = np.array([[1.0, 1.0, 1.0], [1.0, 2.0, 3.0], [4.0, 2.0, 3.0]])
     found, error = costs.fit(columns @ columns.T)
     assert found == pytest.approx([3.0, 0.0]) and error == pytest.approx(np.sqrt(2 / 29))
-
-
-# ---- commands -------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_compares_with_a_run(tmp_path, capsys):

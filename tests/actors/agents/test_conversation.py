@@ -82,8 +82,6 @@ def test_a_sample_without_room_ends_with_length_and_its_reward(reward, expected)
     assert sample.loss_mask.tolist() == [True] * 9 + [False] + [True] * 9
 
 
-# With a chat template
-
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 TEMPLATE = (
     "{% if tools %}<{{ tools[0].function.name }}>{% endif %}"

@@ -87,9 +87,6 @@ def test_a_client_that_hangs_up_frees_its_slot_and_may_ask_again():
     assert sample.response_length == 3 and sample.loss_mask.all()
 
 
-# A worker's samples: cancelled, handed back, gone on with elsewhere
-
-
 async def counting(base_url: str, key: str, row: dict[str, Any]) -> float:
     """An agent of four turns; its messages depend only on the answers it gets."""
     messages = [*row["messages"]]

@@ -84,8 +84,6 @@ def test_the_upper_limit_holds_for_the_smallest_weights_and_is_about_twice_large
     assert 2 * layout.nbytes < largest(layout) < 2.01 * layout.nbytes
 
 
-# ---- the digest ----
-
 SPLITMIX = (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F)
 """The first numbers of the published generator from seed 0."""
 

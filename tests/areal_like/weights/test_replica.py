@@ -88,9 +88,6 @@ def test_a_delta_that_does_not_fit_is_a_desync(base, shift, cut, version, digest
         assert replica.state.buffer.tobytes() == before.buffer.tobytes()
 
 
-# ---- changes ----
-
-
 def tensors_of(state: State) -> dict[str, torch.Tensor]:
     tensors = {spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in state.specs}
     write_state(state, tensors)
