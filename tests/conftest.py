@@ -24,11 +24,11 @@ settings.load_profile("patient")
 TESTS = Path(__file__).parent
 SLOW_IN = {
     "actors/agents": "programs",
-    "actors": "batch_invariant judge progress ragged_attention reward_pool tools",
-    "areal_like": "forks keys launch ray_cluster",
+    "actors": "decode_steps judge progress reward_pool tools",
+    "areal_like": "forks keys launch",
     "areal_like/weights": "history hostile server",
     "buffer": "histories",
-    "learners": "distillation learner learner_losses loading prefixes ranks real_models sharding",
+    "learners": "distillation learner learner_losses prefixes ranks real_models sharding",
     "tasks": "code generated length_trace reasoning_gym sandbox verifiers",
 }
 SLOW = {f"{folder}/test_{name}.py" for folder, names in SLOW_IN.items() for name in names.split()}

@@ -3,16 +3,21 @@
 import asyncio
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from actors import session as sessions
 from actors.heldout import Heldout
 from actors.reward_pool import NoReward, RewardError
+from actors.session import Session
 from actors.worker import RESAMPLES, Rollout, Worker
 from areal_like.sampling import stream_key
 from areal_like.types import Completion, Group, Lease, Limits, Prompt, Sample
 from areal_like.wire import messages
+from areal_like.wire.frames import SAY_HELLO, Received
+from areal_like.wire.link import BusError
 from tests.actors.looped import looped
 
 
@@ -258,3 +263,57 @@ async def test_a_held_out_prompt_that_fails_counts_as_zero(play: Play) -> None:
         await play.end(f"e{lease}", answer)
     assert play.client.evaluations == [(10, 3, (1.0, [(3, 2)], {3: "abc"})), (11, 3, None), (12, 3, None)]
     assert play.limits["e10"].temperature == 0.0
+
+
+def begun() -> tuple[Session, list]:
+    """A session, and all that its client and worker are called with."""
+    calls: list = []
+    client = SimpleNamespace(
+        send=lambda message: calls.append((message.version, message.digest)), carried=lambda *_: {}
+    )
+    worker = SimpleNamespace(
+        engine=SimpleNamespace(version=4, digest="d4"),
+        hello_again=lambda: calls.append("hello"),
+        start=lambda leases, carried: calls.append([lease.group_id for lease in leases]),
+    )
+    return Session(client, worker, None), calls
+
+
+def leased(number: int) -> Received:
+    return Received(messages.Lease([Lease(number, 0, "train", 1, 1)], []))
+
+
+REFUSED = Received(messages.Refused(f"unknown actor: {SAY_HELLO}"))
+WELCOME = Received(messages.Welcome())
+
+
+def test_a_lease_of_the_session_before_is_not_begun() -> None:
+    session, calls = begun()
+    session.handle(WELCOME)
+    session.handle(leased(1))
+    session.renew()
+    session.handle(leased(2))
+    session.handle(WELCOME)
+    session.handle(leased(3))
+    assert calls == [[1], "hello", (4, "d4"), [3]]
+
+
+def test_many_refusals_make_one_hello_until_it_has_been_unanswered_for_long(monkeypatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(sessions.time, "monotonic", lambda: now[0])
+    session, calls = begun()
+    session.handle(WELCOME)
+    for seconds, hellos in ((0, 1), (sessions.HELLO_SECONDS + 1, 2)):
+        now[0] += seconds
+        for _ in range(5):
+            session.handle(REFUSED)
+        assert calls.count("hello") == hellos
+    session.handle(WELCOME)
+    session.handle(REFUSED)
+    assert calls.count("hello") == 3
+
+
+def test_an_actor_whose_key_is_not_one_of_actors_ends() -> None:
+    reason = "a key of role operator can't say hello as 'actor'"
+    with pytest.raises(BusError, match=reason):
+        begun()[0].handle(Received(messages.Refused(reason)))

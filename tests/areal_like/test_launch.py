@@ -1,24 +1,29 @@
 """The local launcher and its roles, with real processes: restarts, printed lines, and remains."""
 
 import fcntl
+import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from areal_like.config import run_config as configs
-from areal_like.launch import children, group
+from areal_like.launch import children, group, ray
 from areal_like.launch.children import Children, RestartLimits, Restarts
 from areal_like.launch.inline import RoleThread
 from areal_like.launch.local import LocalLauncher, spawn_role
-from areal_like.launch.outcome import RunFailed, is_from_outside
+from areal_like.launch.outcome import RunFailed, is_from_outside, nothing
 from areal_like.launch.plan import RoleSpec, plan
+from areal_like.launch.ray import RayLauncher
 from areal_like.launch.slurm import SlurmLauncher
 from areal_like.places import REPOSITORY, python_path
 from areal_like.run.process import EXIT_TERMINATED
@@ -265,3 +270,84 @@ def test_a_pause_before_a_role_listens_reaches_it() -> None:
     orders.pause()
     orders.on_pause(lambda: paused.append(1))
     assert paused == [1]
+
+
+SILENT = "import time\nprint('Unauthenticated: InvalidAuthToken', file=__import__('sys').stderr, flush=True)\n"
+SILENT += "time.sleep(600)"
+NONE = "import sys\nprint('none was found', file=sys.stderr)\nsys.exit(3)"
+
+
+def test_the_address_that_a_cluster_reports_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for code, found in (("print('something of Ray')\nprint('10.0.0.1:6379')", "10.0.0.1:6379"), (NONE, None)):
+        monkeypatch.setattr(ray, "_PROBE", code)
+        assert ray.answering("auto", nothing) == found
+
+
+@pytest.mark.parametrize(
+    ("code", "address", "reason"),
+    [
+        (NONE, "10.0.0.1:6379", r"launcher.address=10.0.0.1:6379: .*none was"),
+        (SILENT, "auto", r"wants a token.* launcher.address=local"),  # the user may mean a cluster that is down
+    ],
+)
+def test_a_cluster_that_was_meant_and_does_not_answer_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, code: str, address: str, reason: str
+) -> None:
+    monkeypatch.setattr(ray, "_PROBE", code)
+    with pytest.raises(RunFailed, match=reason):
+        ray.answering(address, nothing, 1.0)
+
+
+def test_a_signal_ends_the_wait_for_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "_PROBE", SILENT)
+    with pytest.raises(InterruptedError):
+        ray.answering("auto", Mock(side_effect=InterruptedError), 600.0)
+
+
+HOST = """
+import sys, time
+from areal_like.launch.ray_host import Host
+Host().begin(["-c", "import time; time.sleep(600)"], 1, sys.argv[1], ("127.0.0.1", int(sys.argv[2])))
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_host_ends_when_its_starter_does_though_nobody_tells_it(tmp_path: Path) -> None:
+    """As when Ray's head ends with the starter. Nobody accepts the connection: the kernel keeps it open."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        command = [sys.executable, "-c", HOST, str(tmp_path / "actor-0"), str(held.getsockname()[1])]
+        host = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+        assert host.stdout and host.stdout.readline() == "begun\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            host.wait(0.5)
+        role = psutil.Process(host.pid).children()[0]
+    try:
+        assert host.wait(60) == 1
+    finally:
+        host.kill()
+        role.kill()  # this one has not asked to end with its starter
+
+
+SILENT_ROLE = Mock(pid=0, **{"poll.return_value": None, "wait.side_effect": subprocess.TimeoutExpired("role", 0.1)})
+"""A role's process on a node that does not answer."""
+ENDED_ROLE = Mock(pid=0, **{"poll.return_value": None})
+
+
+def test_a_node_that_does_not_answer_is_named_and_the_rest_is_cleared_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(children, "KILL_SECONDS", 0.1)
+    launcher = RayLauncher(tmp_path, RestartLimits(1))
+    launcher.running = children.Children(
+        tmp_path, RestartLimits(1), lambda role, name: SILENT_ROLE if name == "learner" else ENDED_ROLE, on_nodes=True
+    )
+    launcher.running.start([RoleSpec("learner", "", 1, True), RoleSpec("actor-0", "", 1, False)])
+    launcher._held = held = socket.create_server(("127.0.0.1", 0))
+    with caplog.at_level(logging.WARNING):
+        launcher.stop()
+    assert held.fileno() == -1, "the hosts that can be reached end by it"
+    assert [record.getMessage() for record in caplog.records] == [
+        "learner: killed, and no end is known after 0.1 s; it may still run"
+    ]
+    assert launcher.running.none_left

@@ -1,13 +1,21 @@
-"""The controller's decisions with events in a fixed order: leases, and served groups."""
+"""The controller's decisions with events in a fixed order: leases, served groups, batches that are set aside, drained
+runs, and the tree by which actors hand weights on."""
 
 import math
+import random
+import time
+from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 
+from areal_like.run.process import EXIT_STOPPED
 from areal_like.wire.link import BusError
+from buffer.entries import LEASED, Stage
 from buffer.events import LeaveOut
+from buffer.fleet import RelayTree
 from buffer.peers import MOST_FAILED
-from buffer.policies import none, zero_variance
+from buffer.policies import fifo, in_order, none, zero_variance
 from buffer.rounds import SyncScheduler
 from buffer.schedulers import AsyncScheduler
 from buffer.sizing import Fixed, Sagc
@@ -160,3 +168,165 @@ def test_an_actor_on_which_all_fails_takes_no_prompt_from_the_others() -> None:
         house.server.status.report()
     )
     assert not house.store.ledger()["dropped"] and {*failed} <= {each for batch in house.batches() for each in batch}
+
+
+def tree_of(fanout: int, count: int) -> RelayTree:
+    relays = RelayTree(fanout)
+    for number in range(count):
+        relays.join(f"a{number}", f"tcp://{number}", "")
+    return relays
+
+
+@pytest.mark.parametrize("fanout", [1, 2, 3, 16])
+@pytest.mark.parametrize("count", [1, 2, 16, 100])
+def test_each_serves_no_more_than_the_fan_out_whatever_comes_and_goes(fanout: int, count: int) -> None:
+    relays, chance, alive = tree_of(fanout, count), random.Random(0), {f"a{number}" for number in range(count)}
+    for turn in range(30):
+        parents = {name: relays.above(name) for name in alive}
+        served = Counter(above[0][0] if above else "the publisher" for above in parents.values())
+        assert max(served.values()) <= fanout
+        assert len(alive) <= fanout or served["the publisher"] == fanout
+        for name, above in parents.items():  # a chain to the root, and no circle
+            assert (f"tcp://{name[1:]}", "") not in above and len({each for each, _ in above}) == len(above)
+            assert all(f"a{endpoint[6:]}" in alive for endpoint, _ in above)
+        gone = chance.choice(sorted(alive))
+        relays.leave(gone)
+        alive.discard(gone)
+        if turn % 3:
+            relays.join(gone, f"tcp://{gone[1:]}", "")
+            alive.add(gone)
+        if not alive:
+            break
+
+
+def test_a_newcomer_is_sent_to_a_relay_before_it_offers_to_be_one() -> None:
+    relays = tree_of(2, 6)
+    assert relays.above("new") == [("tcp://2", ""), ("tcp://0", "")]
+    assert RelayTree(0).above("new") == tree_of(0, 6).above("a5") == []
+
+
+def batches(house: House) -> list[tuple[int, int, list[int]]]:
+    """(index, number of batches set aside before, groups)."""
+    sent = [body for _, kind, body in house.router.sent if kind == "batch"]
+    return [(body["index"], body["redo"], [row[0] for row in body["table"]["groups"]]) for body in sent]
+
+
+def play(policy) -> House:
+    """Batch 0 is trained; batch 1 and, ahead of it, batch 2 are served, and batch 1 can't be trained."""
+    house = House(asynchronous(max_staleness=2), batch_policy=policy)
+    house.start()
+    for group_id in range(3 * B):
+        house.finish(group_id, 0)
+    for index in range(2):
+        house.want(index)
+    house.say("learner", "trained", {"index": 0})
+    house.publish(1)
+    house.want(2)
+    return house
+
+
+def set_aside(house: House, index: int = 1, who: str = "learner") -> None:
+    house.say(who, "untrainable", {"index": index, "reason": "a token of 1000000"})
+
+
+@pytest.mark.parametrize("policy", [in_order, fifo])
+def test_its_groups_are_dropped_and_others_take_their_places(policy) -> None:
+    house = play(policy)
+    for who, index in (("actor-0", 1), ("learner", 0), ("learner", 2)):  # only the next batch, only by the learner
+        set_aside(house, index, who)
+    assert house.router.refused == 3 and not house.store.ledger()["dropped"]
+    for _ in range(2):  # repeated after a broken connection
+        set_aside(house)
+        assert house.router.sent[-1] == ("learner", "set_aside", {"index": 1, "redo": 1})
+    replay = house.server.groups
+    assert batches(house)[1:] == [(1, 0, [4, 5, 6, 7]), (2, 0, [8, 9, 10, 11])]
+    assert replay.store.ledger()["dropped"] == {"untrainable": 4} and not replay.store.entries.of(Stage.SERVED)
+    house.apply(1)
+    house.want(1)
+    for entry in replay.store.entries.of(*LEASED):
+        house.push(entry.actor, entry.id, 1)
+    house.say("learner", "trained", {"index": 1})
+    house.publish(2)
+    house.want(2)
+    (_, redo, first), (_, _, second) = batches(house)[3:]
+    assert redo == 1 and not {4, 5, 6, 7} & {*first, *second}
+    if policy is in_order:
+        assert sorted(first) == [12, 13, 14, 15] and second == [8, 9, 10, 11]
+
+
+def drain(house: House) -> None:
+    house.say("someone", "stop", {"drain": True})
+
+
+def stops(house: House) -> list[dict]:
+    return [body for who, kind, body in house.router.sent if kind == "stop" and who == "learner"]
+
+
+def push_all(house: House, version: int) -> int:
+    """Push every running group. Returns how many."""
+    running = [(entry.actor, entry.id) for entry in house.store.entries.of(*LEASED)]
+    for name, group_id in running:
+        house.push(name, group_id, version)
+    return len(running)
+
+
+def started(scheduler, **rules) -> House:
+    house = House(scheduler, **rules).start()
+    house.want(0)
+    return house
+
+
+def train(house: House, index: int) -> None:
+    house.want(index + 1)
+    house.trained(index)
+
+
+def test_without_draining_it_stops_before_the_next_version_and_not_within_one() -> None:
+    """Two train steps make a version here."""
+    house = started(asynchronous(max_staleness=1), interval=2)
+    push_all(house, 0)
+    house.say("someone", "stop", {"drain": False})
+    house.say("learner", "want", {"index": 1, "version": 0})
+    assert len(house.batches()) == 2 and len(stops(house)) == 1, "the second batch of a version comes"
+    house.say("learner", "trained", {"index": 1})
+    house.say("learner", "want", {"index": 2, "version": 1})
+    assert len(house.batches()) == 2 and stops(house) == 2 * [{"drain": False}]
+
+
+@pytest.mark.parametrize(("seconds", "ready", "ends"), [(9.0, False, False), (11.0, False, True), (11.0, True, False)])
+def test_a_learner_that_waits_beyond_its_time_ends_unless_a_batch_is_complete(seconds, ready, ends) -> None:
+    house = House(asynchronous(max_staleness=1)).start()
+    if ready:
+        push_all(house, 0)
+    house.server.peers.clock = lambda: house.server.phase.started_at + seconds
+    house.say("learner", "want", {"index": 0, "version": 0, "until": 10.0})
+    house.server.step(0)
+    assert stops(house) == ends * [{"drain": True, "late": True}] and len(house.batches()) == ready
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_a_run_whose_learner_does_not_confirm_the_stop_ends_without_it(confirmed: bool) -> None:
+    house = started(asynchronous(max_staleness=1))
+    for _ in range(2):
+        house.say("someone", "stop", {"drain": False})
+        if confirmed:
+            house.say("learner", "stop", {"drain": False})
+    house.server.peers.clock = lambda: time.monotonic() + 10.0
+    with nullcontext() if confirmed else pytest.raises(SystemExit, match=str(EXIT_STOPPED)):
+        house.server.step(0)
+
+
+@pytest.mark.parametrize(("inflight", "batches"), [(4, 1), (6, 2)])
+def test_the_last_batch_is_made_whole_and_a_failed_group_is_replaced(inflight: int, batches: int) -> None:
+    house = started(asynchronous(max_staleness=1, max_inflight_groups=inflight))
+    assert len(house.leases()) == inflight
+    drain(house)
+    failed = house.store.entries.of(*LEASED)[0]
+    house.say(failed.actor, "failed", {"id": failed.id, "reason": "rejected", "detail": ""})
+    while push_all(house, 0):
+        pass
+    for index in range(batches):
+        assert not stops(house)
+        train(house, index)
+    assert stops(house) == [{"drain": True}]
+    assert house.store.ledger()["trained"] == batches * B == len(house.leases()) - 1

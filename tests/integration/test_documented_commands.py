@@ -38,7 +38,7 @@ ELSEWHERE = {
     "areal-like train base model=Qwen/": "tests/areal_like/test_hub.py",
     "areal-like join": "tests/integration/test_live_runs.py",
     "areal-like stop": "tests/integration/test_live_runs.py",
-    "areal-like serve": "tests/scripts/test_serve.py",
+    "areal-like serve": "tests/scripts/test_eval.py",
     "areal-like status runs/first": "tests/integration/test_live_runs.py",
 }
 """How a command begins → where it is run; tests that need a cluster, a live run or minutes."""

@@ -25,12 +25,12 @@ pytestmark = pytest.mark.integration
 ALONE = ["actors.count=1", "engine.slots=1", "groups_per_batch=4", "run.target_reward=null", "eval.prompts=0"]
 """One sequence at a time: nothing is left to when messages arrive."""
 EXACT = ["actors.count=2", "engine.batch_invariant=true", *ALONE[2:]]
-"""As many as there are slots, and as exact (`test_sync_is_async_at_zero`)."""
+"""As many as there are slots, and as exact (`test_replay`)."""
 HERE = "tests.integration.looked_into"
 
 
 def test_the_weights_are_those_of_processes_and_each_resumes_the_other(tmp_path: Path) -> None:
-    """Also those of the other mode (`test_sync_is_async_at_zero`): sync in one process, and async at 0 in several."""
+    """Also those of the other mode (`test_replay`): sync in one process, and async at 0 in several."""
     ours, sync, zero = tmp_path / "begun-inline", ["mode=sync", *EXACT], ["scheduler.max_staleness=0", *EXACT]
     whole = train(tmp_path, "whole", *sync, "run.steps=6")
     train(tmp_path, ours.name, *sync, "run.steps=3")

@@ -10,18 +10,23 @@ from typing import Any
 import pytest
 
 from areal_like.config import run_config as configs
+from areal_like.errors import UserError
 from areal_like.run import checkpoints
 from areal_like.run.measures import best_of
 from areal_like.run.metrics import MetricsLog
 from areal_like.run.process import Role
+from areal_like.run.run_folder import PUBLISHED as FILE
 from areal_like.run.run_folder import reason_to_stop
-from areal_like.types import Batch
+from areal_like.types import Batch, Group
 from areal_like.wire.learner_client import Stopped
 from areal_like.wire.messages import Manifest
+from learners import timed
 from learners.attestation import Attestation, AttestationError
+from learners.batch_metrics import batch_metrics
 from learners.main import TrainLoop
 from learners.probe import Reference
 from learners.progress import Mismatch, NotFinite
+from learners.timed import TimedLearner
 from learners.untrainable import Interrupted, Untrainable
 from tests.learners.batches import make_batch
 from tests.seeds import seeded
@@ -322,3 +327,96 @@ def test_a_run_that_goes_on_keeps_the_round_behind_its_last_step_and_knows_none_
     made = loop(tmp_path, [], *kept, "run.steps=6")
     made.resume(checkpoints.folder_of(tmp_path, 2))
     assert made.progress.evaluations == [], "those of steps that are made again come again"
+
+
+class SteppingClock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        self.now += 0.001  # everything takes a little
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += 0.9 * seconds  # an early wake-up
+
+
+def test_a_step_takes_its_time_without_drift_and_each_publishes_other_bytes(monkeypatch, tmp_path):
+    clock, batch = SteppingClock(), make_batch(seeded(0))
+    monkeypatch.setattr(timed, "time", clock)
+    monkeypatch.setattr(timed.turns, "sleep", clock.sleep)
+    knobs = {"base": 1.0, "per_sample": 0.25, "per_token": 0.01, "weight_bytes": 5000}
+    learner, restored = TimedLearner(**knobs), TimedLearner(**knobs)
+    states = [learner.snapshot()]
+    for _ in range(20):
+        before, metrics = clock.now, learner.train(batch)
+        assert metrics == batch_metrics(batch)
+        assert clock.now - before == pytest.approx(1.0 + 0.25 * 16 + 0.01 * metrics["tokens"], abs=0.005)
+        states.append(learner.snapshot())
+    assert {s.nbytes for s in states} == {5000} and len({s.digest() for s in states}) == 21
+    learner.save_state(tmp_path)
+    restored.load_state(tmp_path)
+    assert restored.snapshot().digest() == states[-1].digest()
+    learner.save(str(tmp_path))
+    assert (tmp_path / "weights.bin").read_bytes() == states[-1].buffer.tobytes()
+
+
+def named(*digests: dict[int, str], actor: str = "actor-1") -> Batch:
+    return Batch(7, 3, [Group(number, [], made, actor=actor) for number, made in enumerate(digests, 40)])
+
+
+def test_what_was_published_is_known_after_a_resume(tmp_path: Path) -> None:
+    """A crash may tear the last line: no peer had received that version."""
+    before = Attestation(tmp_path)
+    for version in range(3):
+        before.add(version, f"d{version}")
+    (tmp_path / FILE).write_text((tmp_path / FILE).read_text()[:-2])
+    again = Attestation(tmp_path)
+    again.check(named({0: "d0", 1: "d1"}))
+    with pytest.raises(AttestationError, match=r"batch 7, group 41 of actor-1: .* version 0 .* digest d1,"):
+        again.check(named({1: "d1"}, {0: "d1"}))
+    for digest in ("d2", "d"):
+        with pytest.raises(AttestationError, match=f"version 2 .* digest {digest},"):
+            again.check(named({2: digest}))
+    again.add(1, "d1")
+    again.add(2, "other")
+    assert (tmp_path / FILE).read_text() == "0 d0\n1 d1\n2 other\n"
+    Attestation(tmp_path).check(named({1: "d1", 2: "other"}))
+    again.add(1, "after")
+    again.check(named({1: "after or d1"}))
+    with pytest.raises(AttestationError, match="digest lie,"):
+        again.check(named({1: "after or lie"}))
+
+
+def test_other_ranks_know_what_the_first_one_publishes(tmp_path: Path) -> None:
+    first, other = Attestation(tmp_path), Attestation(tmp_path, writes=False)
+    first.add(0, "d0")
+    assert other.fault(named({0: "d0"})) == ""
+    first.add(1, "d1")
+    (tmp_path / FILE).write_text("0 d0\n1 d1\n2 d")  # it is about to write "d2"
+    assert other.fault(named({0: "d0", 1: "d1"})) == ""
+    assert other.fault(named({0: "d0"}, {2: "d"})).startswith("group 41 of actor-1: its tokens of version 2 were made")
+    (tmp_path / FILE).write_text("0 d0\n1 d1\n2 d2\n")
+    assert other.fault(named({2: "d2"})) == ""
+
+
+def test_a_replay_asks_the_record_of_the_run_that_is_replayed(tmp_path: Path) -> None:
+    recorded, replay = tmp_path / "recorded", tmp_path / "replay"
+    for folder in (recorded, replay):
+        folder.mkdir()
+    Attestation(recorded).add(0, "d0")
+    again = Attestation(replay, recorded)
+    again.add(0, "another loss")
+    again.check(named({0: "d0"}))
+    with pytest.raises(AttestationError):
+        again.check(named({0: "another loss"}))
+    assert (recorded / FILE).read_text() == "0 d0\n" and (replay / FILE).read_text() == "0 another loss\n"
+
+
+def test_a_checkpoint_with_other_weights_than_were_published_ends_the_run(tmp_path: Path) -> None:
+    Attestation(tmp_path).add(3, "d3")
+    again = Attestation(tmp_path)
+    again.resumed = 3
+    again.add(3, "d3")
+    with pytest.raises(UserError, match="the checkpoint is damaged"):
+        again.add(3, "other")
+    again.add(4, "d4")

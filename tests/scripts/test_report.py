@@ -1,4 +1,4 @@
-"""The report as a file: its content, what cannot break out of it, its size."""
+"""A run as a report, as samples in the terminal, and as a timeline: content, what cannot break out of it, size."""
 
 import json
 import math
@@ -10,16 +10,20 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from areal_like.run.samples import HELDOUT, TRAINED, Kept
-from scripts import report
+from areal_like.run.samples import DROPPED, HELDOUT, TRAINED, Kept, SampleLog, read
+from areal_like.run.spans import Span, Spans
+from scripts import eval, report, samples
+from scripts.console.output import visible
 from scripts.following.running import NotRunning, Running
 from scripts.report import as_json, library, page
 from scripts.reporting.contents import contents, series
 from scripts.reporting.excerpts import MOST_TOKENS, excerpt, excerpts, pieces, spread
 from scripts.samples import Texts
 from scripts.starting import earlier_runs
+from scripts.timeline import main, shares, timeline
 from tests.scripts.written_runs import HOSTILE, QUESTION, Apples, Bytes, written_run
 
 
@@ -146,3 +150,130 @@ def test_a_run_that_was_killed_has_stopped(tmp_path: Path, offered: dict[str, An
     if state == "stopped":
         with pytest.raises(NotRunning, match=r"step 20.*resume=.*a b"):
             Running(run)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
+    assert samples.main(list(argv)) == 0
+    said = capsys.readouterr()
+    return said.out, said.err
+
+
+@pytest.mark.parametrize("answer", [HOSTILE, "[/b][red]:smile:[0.5]", "\x1b[2J\x9b31m\x07", "猫 = кот\u00a0!"])
+def test_any_text_is_shown_as_it_is_and_commands_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: str
+) -> None:
+    run = written_run(tmp_path / "a", answer=answer)
+    out, _ = shown(capsys, str(run), "--count", "1")
+    assert visible(answer) in out and QUESTION in out
+    assert "\x1b" not in out and "\u202e" not in out and "\x9b" not in out
+
+
+def test_a_sample_that_forks_shows_its_contexts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = written_run(tmp_path / "a")
+    path = run / "samples" / "trained.jsonl"
+    record = msgspec.json.decode(path.read_bytes().splitlines()[0])
+    prompt, said = record["tokens"][: record["prompt_length"]], record["tokens"][record["prompt_length"] :]
+    tokens = record["tokens"] + prompt + said
+    response = len(tokens) - len(prompt)
+    masked = list(range(len(said), len(said) + len(prompt)))
+    record |= {"tokens": tokens, "runs": [(record["runs"][0][0], response)], "masked": masked, "numbers": {}}
+    path.write_bytes(msgspec.json.encode(record | {"forks": [len(said)]}) + b"\n")
+    out, _ = shown(capsys, str(run))
+    assert f"2 turns ({len(said)}, {len(said)}), 2 contexts" in out
+    (found,) = json.loads(shown(capsys, str(run), "--json", "-")[0])
+    assert found["forks"] == [len(said)] and found["turns"] == [found["text"][: len(said)]] * 2
+
+
+def test_a_task_that_is_not_here_leaves_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = written_run(tmp_path / "a")
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace(f"{written_run.__module__}:Apples", "gone:Apples"))
+    out, err = shown(capsys, str(run), "--count", "1")
+    assert "52 50 55 49" in out and "wanted" not in out
+    assert "shown as numbers" in err and "gone" in err and err.count("\n") == 1
+
+
+def test_nothing_that_fits_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = written_run(tmp_path / "a")
+    assert "none of 12 trained samples" in shown(capsys, str(run), "--step", "999")[0]
+    (run / "samples" / "dropped.jsonl").unlink()
+    assert "none of 0 dropped samples" in shown(capsys, str(run), "--dropped")[0]
+
+
+def test_groups_that_left_early_are_shown_with_their_prompt_and_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = written_run(tmp_path / "a")
+    log = SampleLog(run, DROPPED, steps=30, most=None, done=30)
+    log.write(Kept(DROPPED, 3, 3, 7, 0, [], 0, [], None, "", why="timed out: on 3 leases", actor="actor-0"))
+    log.close()
+    heading, *said = shown(capsys, str(run), "--dropped", "--search", "timed")[0].splitlines()
+    assert heading.endswith("group 7 · no answer · timed out: on 3 leases") and said == [QUESTION, "wanted: 12"]
+    assert "no answer" not in shown(capsys, str(run), "--dropped", "--worst", "--count", "0")[0], "it has no reward"
+    on_page = {each["why"].partition(":")[0]: each for each in contents(run)["samples"]}["timed out"]
+    assert (on_page["prompt"], on_page["reward"], on_page["tokens"]) == (QUESTION, None, [])
+
+
+def test_an_answer_of_a_fixed_length_was_not_cut(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "a")
+    (record, *_) = read(run, [TRAINED])
+    record.finish = "length"
+    assert "length (cut at its limit)" in samples.heading(record) and "cut" not in samples.heading(record, stops=False)
+    assert not samples.Texts(run).stops, "nothing ends its answers early"
+
+
+def test_a_terminal_without_utf8_shows_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = written_run(tmp_path / "a", answer="猫")
+    file = (tmp_path / "out").open("w", encoding="ascii")
+    monkeypatch.setattr("sys.stdout", file)
+    assert samples.main([str(run), "--count", "1"]) == 0
+    file.close()
+    assert "\\u732b" in (tmp_path / "out").read_text()
+
+
+def test_answers_of_a_model_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    eval.show_answers("a", [eval.Answers("\x1b[2J?", "1", ["\x1b]0;x\x07"], [1.0], [1], 0)])
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\x07" not in out and "\\x1b[2J?" in out
+
+
+def some_run(folder: Path) -> Path:
+    spans = [("actor-10", "generate", 100, 104), ("actor-2", "generate", 101, 103), ("actor-2", "update", 102.5, 105)]
+    for role, *span in [*spans, ("learner", "train", 104, 110)]:
+        Spans(folder, role, since_1970=0.0).add(*span)
+    return folder
+
+
+def test_shares_count_what_overlaps_once_in_what_is_waited(tmp_path: Path) -> None:
+    found = timeline(some_run(tmp_path))
+    assert list(found) == ["actor-2", "actor-10", "learner"]
+    assert found["learner"] == [Span("train", 4, 10)]
+    assert shares(found)["actor-2"] == pytest.approx({"generate": 0.2, "update": 0.25, "waits": 0.6})
+    assert shares(found)["learner"] == pytest.approx({"train": 0.6, "waits": 0.4})
+    part = timeline(tmp_path, 3.5, 4.5)
+    assert part["actor-2"] == [Span("update", 3.5, 4.5)] and part["actor-10"] == [Span("generate", 3.5, 4)]
+    assert shares(timeline(tmp_path, 50, 60))["learner"] == {"waits": 1.0}
+
+
+def test_the_time_between_a_run_and_its_resume_is_nobodys(tmp_path: Path) -> None:
+    for begin in (100.0, 500.0):  # the first span comes 1 s after the start
+        learner = Spans(some_run(tmp_path) if begin == 100 else tmp_path, "learner", since_1970=0.0)
+        learner.start(begin - 1)
+        learner.add("train", begin + 10, begin + 13)
+    found = timeline(tmp_path)
+    assert found["learner"] == [Span("train", 4, 13), Span("train", 24, 27)]
+    assert shares(found)["learner"] == pytest.approx({"train": 12 / 27, "waits": 15 / 27})
+
+
+def test_the_command_prints_shares_and_writes_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "timeline.png"
+    monkeypatch.setattr(sys, "argv", ["timeline", str(tmp_path), "--plot", str(picture)])
+    with pytest.raises(SystemExit, match="2"):
+        main()  # no spans yet
+    some_run(tmp_path)
+    main()
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["actor-2"]]
+    assert row == ["actor-2", "20%", "25%", "60%"]
+    assert picture.read_bytes()[1:4] == b"PNG"
