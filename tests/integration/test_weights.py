@@ -84,19 +84,6 @@ async def _apply(subscriber: Subscriber, *manifests: Manifest) -> None:
     subscriber.close()
 
 
-@pytest.mark.parametrize("nbytes", [10, CHUNK_BYTES, 20 * CHUNK_BYTES + 17])
-def test_every_byte_arrives(tmp_path: Path, nbytes: int) -> None:
-    source, engine = Source(tmp_path), RecordingEngine()
-    sent, subscriber = state(1, nbytes), subscriber_of(engine)
-    assert source.publish(4, sent).digest == sent.digest()
-    asyncio.run(_apply(subscriber, source.manifests[-1]))
-    (version, received), *rest = engine.loaded
-    assert version == 4 and not rest
-    assert received.tobytes() == sent.buffer.tobytes()
-    assert engine.digest == sent.digest() and subscriber.totals["base_snapshots"] == 1
-    source.publisher.close()
-
-
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_chain_of_deltas_is_the_weights(tmp_path: Path, overlap: bool) -> None:
     """2 M weights in blocks, in order and with skipped versions: compiled kernels, a thread on each side."""

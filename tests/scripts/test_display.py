@@ -1,21 +1,18 @@
 """The display of `train`: the facts of `metrics.jsonl`, complete at any width, and nothing twice. Requests to the
 buffer of a run that was killed, and is resumed meanwhile."""
 
-import io
 import json
 import socket
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.console import Console
 
 from areal_like.config import run_config as configs
 from areal_like.launch.outcome import Death
 from areal_like.run.run_folder import RENDEZVOUS
 from scripts.following import running
-from scripts.following.display import Display, faults, learning, ledger_line, print_summary
+from scripts.following.display import Display, faults, learning
 
 ROW = {
     "step": 30,
@@ -34,17 +31,6 @@ ROW = {
 }
 FACTS = ("30/300", "0.250", "0.750 (v20)", "0.50, max 1 of 1", "3 groups wait, 12 run", "12,346", "actors 12%, ")
 FAULTY = {"train/nonfinite_steps": 2, "rewards/timeouts": 16.0, "rewards/errors": 0.0, "rollout/refused": 3}
-SUMMARY: dict[str, Any] = {
-    "reward_before": 0.1,
-    "reward_after": 0.9762,
-    "steps": 300,
-    "seconds": 25.3,
-    "stopped_because": "300 steps are done",
-    "actor_idle_share": None,
-    "learner_idle_share": 0.25,
-    "ledger": {"admitted": 9, "trained": 4, "filtered": {"all equal": 1}, "dropped": {"stale": 2}, "active": 2},
-    "faults": FAULTY,
-}
 
 
 def display(tmp_path: Path) -> Display:
@@ -69,20 +55,6 @@ def test_a_line_has_the_facts_of_the_last_step_and_is_not_repeated(
     assert line == "step 30/300 | waits all processes wait for the journal's disk", "no step came meanwhile"
 
 
-@pytest.mark.parametrize("width", [60, 120])
-def test_the_display_is_whole_at_any_width(tmp_path: Path, width: int) -> None:
-    seen = display(tmp_path)
-    seen.update()
-    seen.status = {"started": True, "waits": [f"actor-{i} waits for weights" for i in range(8)]}
-    file = io.StringIO()
-    Console(file=file, width=width).print(seen._view())
-    lines = file.getvalue().splitlines()
-    assert all(len(line) <= width for line in lines)
-    text = " ".join(" ".join(lines).split())
-    for fact in (*FACTS, "0:00:04 left", "actor-0 waits for weights", "actor-7 waits for weights"):
-        assert fact in text
-
-
 def test_each_death_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen = display(tmp_path)
     first = Death("actor-1", 5, "was killed by SIGKILL", 1)
@@ -93,21 +65,6 @@ def test_each_death_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[
         "actor-1 was killed by SIGKILL", "actor-1 was killed by SIGSEGV",
     ]  # fmt: skip
     assert "left out actor-1" in seen._line()
-
-
-def test_the_summary_has_each_fact_and_whole_paths(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    folder = Path("/a" * 60)
-    print_summary(SUMMARY, folder)
-    text = capsys.readouterr().out
-    for fact in ("0.100 before, 0.976 after", "300 in 25.3 s", "actors -, learner 25%", "16 verifier time-outs"):
-        assert fact in text
-    for path in (folder / "logs", folder / "checkpoints" / "final"):
-        assert any(line.endswith(str(path)) for line in text.splitlines())
-    line = ledger_line(SUMMARY["ledger"])
-    assert line == "admitted 9 = trained 4 + filtered 1 (all equal) + dropped 2 (stale) + active 2"
 
 
 @pytest.mark.parametrize(("shares", "learned"), [([1.0, 1.0], False), ([1.0, 0.9], True)])

@@ -355,10 +355,6 @@ def test_print_config_is_light_has_every_knob_and_is_a_config(tmp_path: Path) ->
     assert whole.loss["clip"] == 0.2 and whole.learner["micro_batch_tokens"] == 16384
 
 
-def test_resume_and_replay_are_options_too() -> None:
-    assert parse(["quickstart", "--resume", "auto", "run.steps=5"]).overrides == ["run.steps=5", "resume=auto"]
-
-
 def test_a_wrong_config_is_one_line_and_light() -> None:
     done = run_light(QUICKSTART, "learner.lrr=1")
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from areal_like.run.samples import DROPPED, HELDOUT, TRAINED, Kept, SampleLog, read
+from areal_like.run.samples import DROPPED, HELDOUT, TRAINED, Kept, SampleLog
 from areal_like.run.spans import Span, Spans
 from scripts import eval, report, samples
 from scripts.console.output import visible
 from scripts.following.running import NotRunning, Running
 from scripts.report import as_json, library, page
 from scripts.reporting.contents import contents, series
-from scripts.reporting.excerpts import MOST_TOKENS, excerpt, excerpts, pieces, spread
+from scripts.reporting.excerpts import MOST_TOKENS, excerpt, excerpts
 from scripts.samples import Texts
 from scripts.starting import earlier_runs
 from scripts.timeline import main, shares, timeline
@@ -91,11 +91,6 @@ def test_buckets_keep_means_and_extremes_of_any_number_of_steps() -> None:
     assert len(ages["values"]) <= 24 and ages["shares"][0] == [0.75] * 7 and ages["shares"][-1] == [0.25] * 7
 
 
-def test_any_beginning_of_a_choice_is_spread() -> None:
-    assert spread(range(9)) == [8, 0, 4, 2, 6, 1, 5, 3, 7]
-    assert sorted(spread(range(6))) == list(range(6)) and spread([]) == [] and spread("a") == ["a"]
-
-
 def test_excerpts_keep_to_their_bytes_and_have_the_ends_of_the_run(tmp_path: Path) -> None:
     run = written_run(tmp_path / "a")
     texts = Texts(run)
@@ -105,13 +100,6 @@ def test_excerpts_keep_to_their_bytes_and_have_the_ends_of_the_run(tmp_path: Pat
     assert {each["step"] for each in part if each["fate"] == TRAINED} <= {1, 20}
     heldout = [each for each in whole if each["fate"] == HELDOUT and each["group"] == 0]
     assert [each["step"] for each in heldout] == [1, 10, 20], "a prompt can be followed"
-
-
-def test_tokens_within_a_letter_leave_its_text_to_the_last() -> None:
-    texts = Texts.__new__(Texts)
-    texts._codec = Bytes()
-    tokens = [*"a€b".encode(), 0xE2]
-    assert pieces(tokens, texts) == ["a", "", "", "€", "b", "\ufffd"]
 
 
 def test_a_long_answer_is_shown_without_its_middle() -> None:
@@ -193,13 +181,6 @@ def test_a_task_that_is_not_here_leaves_numbers(tmp_path: Path, capsys: pytest.C
     assert "shown as numbers" in err and "gone" in err and err.count("\n") == 1
 
 
-def test_nothing_that_fits_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = written_run(tmp_path / "a")
-    assert "none of 12 trained samples" in shown(capsys, str(run), "--step", "999")[0]
-    (run / "samples" / "dropped.jsonl").unlink()
-    assert "none of 0 dropped samples" in shown(capsys, str(run), "--dropped")[0]
-
-
 def test_groups_that_left_early_are_shown_with_their_prompt_and_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,14 +193,6 @@ def test_groups_that_left_early_are_shown_with_their_prompt_and_reason(
     assert "no answer" not in shown(capsys, str(run), "--dropped", "--worst", "--count", "0")[0], "it has no reward"
     on_page = {each["why"].partition(":")[0]: each for each in contents(run)["samples"]}["timed out"]
     assert (on_page["prompt"], on_page["reward"], on_page["tokens"]) == (QUESTION, None, [])
-
-
-def test_an_answer_of_a_fixed_length_was_not_cut(tmp_path: Path) -> None:
-    run = written_run(tmp_path / "a")
-    (record, *_) = read(run, [TRAINED])
-    record.finish = "length"
-    assert "length (cut at its limit)" in samples.heading(record) and "cut" not in samples.heading(record, stops=False)
-    assert not samples.Texts(run).stops, "nothing ends its answers early"
 
 
 def test_a_terminal_without_utf8_shows_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

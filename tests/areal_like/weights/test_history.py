@@ -138,17 +138,6 @@ def test_hundreds_of_versions_with_every_mishap(parts: int) -> None:
         assert actor.holds(learner)
 
 
-def test_fifty_versions_asleep() -> None:
-    """The deltas, if they are still there."""
-    learner, actor = Learner(keep=60), Actor()
-    assert actor.sync(learner, 0)
-    for _ in range(50):
-        learner.step(0.0005)
-    hops = learner.history.plan(50, 0, learner.digests[0])
-    assert [(hop.base, hop.version) for hop in hops] == [(each, each + 1) for each in range(50)]
-    assert actor.sync(learner, 50) and actor.holds(learner)
-
-
 def test_a_plan_is_no_longer_than_a_message_may_be(monkeypatch) -> None:
     monkeypatch.setattr(history_module, "MOST_HOPS", 5)
     learner = Learner(keep=60)

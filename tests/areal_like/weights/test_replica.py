@@ -9,7 +9,7 @@ from areal_like.models.causal_lm import write_state
 from areal_like.weights.layout import Layout
 from areal_like.weights.replica import NOTHING, Desync, Replica, Route
 from areal_like.weights.state import State, TensorSpec
-from areal_like.weights.transfer import Outbound, to_device
+from areal_like.weights.transfer import Outbound
 from tests.areal_like.weights.states import changed, compile_from, message, random_state, specs_of
 from tests.seeds import seeded
 
@@ -151,9 +151,3 @@ def test_tensors_larger_than_a_piece_arrive_whole_and_in_order():
     assert len(told) < len(sources), "the last ones are under way"
     outbound.drain()
     assert told == [(number, True) for number in range(len(sources))]
-
-
-def test_an_array_for_a_cpu_is_not_copied():
-    array = np.arange(3)
-    to_device(array, torch.device("cpu"))[0] = 5
-    assert array[0] == 5
