@@ -24,11 +24,11 @@ settings.load_profile("patient")
 TESTS = Path(__file__).parent
 SLOW_IN = {
     "actors/agents": "programs",
-    "actors": "decode_steps judge progress reward_pool tools",
+    "actors": "decode_steps group_rewards progress reward_pool tools",
     "areal_like": "forks keys launch",
     "areal_like/weights": "history hostile server",
     "buffer": "histories",
-    "learners": "distillation learner learner_losses prefixes ranks real_models sharding",
+    "learners": "learner objective learner_losses prefixes ranks real_models sharding",
     "tasks": "code generated length_trace reasoning_gym sandbox verifiers",
 }
 SLOW = {f"{folder}/test_{name}.py" for folder, names in SLOW_IN.items() for name in names.split()}

@@ -36,10 +36,10 @@ ELSEWHERE = {
     "areal-like ablate staleness --slurm": "tests/slurm/test_slurm.py",
     "areal-like ablate staleness --parallel": "tests/integration/test_ablate.py",
     "areal-like train base model=Qwen/": "tests/areal_like/test_hub.py",
-    "areal-like join": "tests/integration/test_live_runs.py",
-    "areal-like stop": "tests/integration/test_live_runs.py",
+    "areal-like join": "tests/integration/test_process_life.py",
+    "areal-like stop": "tests/integration/test_process_life.py",
     "areal-like serve": "tests/scripts/test_eval.py",
-    "areal-like status runs/first": "tests/integration/test_live_runs.py",
+    "areal-like status runs/first": "tests/integration/test_process_life.py",
 }
 """How a command begins → where it is run; tests that need a cluster, a live run or minutes."""
 OTHERS = (".", "tensorboard", "pip", "git", "cd", "sbatch", "export", "wandb", "mkdocs", "lm_eval")
