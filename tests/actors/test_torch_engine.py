@@ -35,6 +35,9 @@ from tests.actors.tiny_models import (
 )
 from tests.seeds import shifted
 
+FORWARDS = [*((kind, False) for kind in CONFIGS), *((kind, True) for kind in FUSED)]
+"""(kind, whether by the model's own forward, although a fused one is there)"""
+
 
 @pytest.fixture(params=["usual", "static"])
 def step(request, monkeypatch):
@@ -46,8 +49,7 @@ def step(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("own_forward", [False, True])
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize(("kind", "own_forward"), FORWARDS)
 def test_greedy_equals_generate_whatever_joins_or_leaves(kind, own_forward, step, monkeypatch):
     if own_forward:
         monkeypatch.setattr(decoders.FusedDecoder, "fits", lambda model: False)

@@ -35,7 +35,7 @@ CONFIGS = {
     "llama with biases": LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
     "granite": GraniteConfig(**SHAPE, logits_scaling=2.0, residual_multiplier=0.5),
 }
-FUSED = {"qwen2", "llama", "qwen3"}
+FUSED = ("qwen2", "llama", "qwen3")
 
 
 def new_model(kind="qwen2", seed=0):

@@ -171,7 +171,7 @@ def test_compiled_layers_have_as_many_graphs_whatever_the_batch(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, **backend))
     torch._dynamo.reset()
     compiled, plain = (learner_of(micro_batch_tokens=40, compile=compiled) for compiled in (True, False))
-    for index in range(9):
+    for index in range(7):
         batch = make_batch(seeded(index), index=index, groups=1 + index % 4)
         for made in batch.groups:
             for sample in made.samples[: 1 + index % 3] if index % 2 else []:
@@ -179,4 +179,4 @@ def test_compiled_layers_have_as_many_graphs_whatever_the_batch(monkeypatch):
         assert compiled.train(batch)["loss"] == pytest.approx(plain.train(batch)["loss"], rel=1e-4, abs=1e-6)
         counts.append(len(graphs))
     torch.testing.assert_close(compiled.optimizer.gradient, plain.optimizer.gradient, rtol=1e-3, atol=1e-5)
-    assert 0 < counts[5] == counts[-1] <= 8, counts
+    assert 0 < counts[4] == counts[-1] <= 8, counts

@@ -112,12 +112,12 @@ class Mishaps:
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_hundreds_of_versions_with_every_mishap(parts: int) -> None:
+def test_many_versions_with_every_mishap(parts: int) -> None:
     """Joins, restarts, sleep, losses, broken messages, bits that rot: after each acknowledged version the actor's bits
     are the learner's; at every other moment it reports the version that it holds, or none."""
     learner, chance = Learner(parts=parts), seeded(1)
     actors, acknowledged, spoil = [Actor(parts) for _ in range(3)], 0, Mishaps(chance)
-    for _ in range(250):
+    for _ in range(160):
         learner.step(float(chance.choice([0.0, 0.0005, 0.01, 0.01, 0.1, 0.6])))
         for i, actor in enumerate(actors):
             event = chance.random()
@@ -132,7 +132,7 @@ def test_hundreds_of_versions_with_every_mishap(parts: int) -> None:
                 acknowledged += 1
                 assert actor.replica.version == learner.version and actor.holds(learner)
             assert actor.replica.version == NOTHING or actor.holds(learner)
-    assert acknowledged > 200 and {"broken delta", "wrong base"} <= {r for actor in actors for r in actor.desyncs}
+    assert acknowledged > 120 and {"broken delta", "wrong base"} <= {r for actor in actors for r in actor.desyncs}
     for actor in actors:
         assert actor.replica.version == learner.version or actor.sync(learner, learner.version)
         assert actor.holds(learner)

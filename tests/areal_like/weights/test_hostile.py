@@ -46,7 +46,7 @@ def test_changed_bytes_are_refused_or_stay_within_the_weights(monkeypatch, numpy
         before, layout, data = a_delta(density)
         memory = np.full(before.nbytes + (2 << 16), 0xA5, np.uint8)
         inside = memory[1 << 16 : (1 << 16) + before.nbytes]
-        for _ in range(700):
+        for _ in range(400):
             bad = bytearray(data)
             for _ in range(chance.choice([1, 1, 2, 5])):
                 at = chance.randrange(min(len(bad), chance.choice([100, 400, len(bad)])))
