@@ -36,7 +36,6 @@ from areal_like.wire.messages import Message, Refused
 log = logging.getLogger(__name__)
 Socket = TypeVar("Socket", zmq.SyncSocket, zmq.asyncio.Socket)
 Options = dict[zmq.SocketOption, int | bytes]
-_send = zmq.backend.Socket.send  # without options that we do not use, whose checks take a third of the time
 _MORE, _NOW = int(zmq.SNDMORE), int(zmq.DONTWAIT)  # as plain numbers: arithmetic on zmq's enums is slow
 COPY_BELOW = 1 << 16
 """Bytes from which a received frame is kept as it is: copying a smaller one is cheaper."""
@@ -123,8 +122,8 @@ def receive_within(sock: zmq.SyncSocket, timeout: float) -> list[zmq.Frame] | No
 def send_all(sock: zmq.SyncSocket, frames: Payloads, flags: int = 0) -> None:
     """Queue a message. Received frames are sent on as they are; anything else is copied at once."""
     for frame in frames[:-1]:
-        _send(sock, frame, _MORE | flags)
-    _send(sock, frames[-1], flags)
+        sock.send(frame, _MORE | flags)
+    sock.send(frames[-1], flags)
 
 
 class Router:
