@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from inspect import isclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,9 @@ def described(prompt: Prompt, samples: Sequence[Sample]) -> tuple[dict[str, Any]
     """A group as JSON values: the prompt as `{text, messages, answer}`, and each answer as `{text, tokens, length,
     reward, finish}`. `text` is None if the task has none, else `tokens` is; `answer` is None if JSON can't hold it. An
     answer ends with its last trained token; the tools' text before that is a part of it."""
-    decode = prompt.codec.decode if prompt.codec else lambda tokens: None
+    none = SimpleNamespace(decode=lambda tokens: None)
+    codec = prompt.codec or none
+    whole = getattr(codec, "whole", codec)  # an answer of one turn is cut (`areal_like.stops`)
     try:
         answer = json.loads(json.dumps(prompt.answer))
     except (TypeError, ValueError):
@@ -82,6 +85,7 @@ def described(prompt: Prompt, samples: Sequence[Sample]) -> tuple[dict[str, Any]
         trained = np.flatnonzero(sample.loss_mask)
         end = sample.prompt_length + (int(trained[-1]) + 1 if len(trained) else 0)
         tokens = sample.tokens[sample.prompt_length : end]
+        decode = codec.decode if sample.loss_mask.all() else whole.decode
         content = {"text": decode(tokens), "tokens": None if prompt.codec else tokens.tolist(), "length": len(tokens)}
         about_answers.append(content | {"reward": float(sample.reward), "finish": sample.finish})
-    return {"text": decode(prompt.tokens), "messages": list(prompt.messages), "answer": answer}, about_answers
+    return {"text": whole.decode(prompt.tokens), "messages": list(prompt.messages), "answer": answer}, about_answers

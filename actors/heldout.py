@@ -13,6 +13,7 @@ from actors.reward_pool import NoReward
 from areal_like.interfaces import RewardFunction, RolloutEngine, Workflow
 from areal_like.partial import PartialSample
 from areal_like.sampling import stream_key
+from areal_like.stops import Stops
 from areal_like.types import Group, Lease, Limits, Prompt, Sample
 from areal_like.wire.actor_client import ActorClient
 
@@ -42,6 +43,7 @@ class Answers:
     digests: Mapping[int, str]
     compare: Compare
     failures: Failures
+    stops: Stops
     open: dict[int, list[tuple[str, Recorder]]] = field(default_factory=dict)
 
     async def evaluate(self, leases: list[Lease]) -> None:
@@ -60,7 +62,7 @@ class Answers:
 
     async def _answers(self, leases: list[Lease]) -> dict[int, Group]:
         """Lease → its sample, as a group; without those that failed or were rejected. Their group reward sees all."""
-        prompt = self.sets[leases[0].split].prompt(leases[0].row)
+        prompt = self.stops.cut(self.sets[leases[0].split].prompt(leases[0].row))
         recorders = [Recorder(self.engine, self.sets[each.split].reward, PartialSample()) for each in leases]
         named = [(f"e{lease.group_id}", recorder) for lease, recorder in zip(leases, recorders, strict=True)]
         self.open |= {lease.group_id: named for lease in leases}

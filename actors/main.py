@@ -32,6 +32,7 @@ from areal_like.config.run_config import select
 from areal_like.interfaces import RewardFunction, Task
 from areal_like.run.process import EXIT_TERMINATED, TERM_SECONDS, Orders, Role, Terminated, run_role
 from areal_like.run.spans import Spans
+from areal_like.stops import stops_of
 from areal_like.tasks.heldout import sets_of
 from areal_like.tasks.sandbox import WALL
 from areal_like.weights.state import State
@@ -130,13 +131,13 @@ async def _until_the_run_is_gone(role: Role, endpoint: str) -> None:
 
 def rollout_of(config: Any, task: Task, rewards_of: Callable[[Task], RewardFunction]) -> Rollout:
     """How the run samples and answers its held-out sets, which may have their own tasks."""
-    sampling = config.sampling
+    sampling, stops = config.sampling, stops_of(config.sampling)
     heldout = {
         each.name: Heldout(each.prompt, for_tasks(bind("workflow", each.workflow), each.task), rewards_of(each.task))
         for each in sets_of(config, task)
     }
     workflow = for_tasks(bind("workflow", config.workflow), task)
-    return Rollout(config.run.seed, sampling.temperature, sampling.max_new_tokens, workflow, heldout)
+    return Rollout(config.run.seed, sampling.temperature, sampling.max_new_tokens, workflow, heldout, stops)
 
 
 async def serve(role: Role) -> None:

@@ -77,6 +77,7 @@ class Recorder:
             max_tokens=limits.max_tokens - done,
             offset=limits.offset + done,
             experts_from=limits.experts_from + known,
+            begun=limits.begun + done,
         )
         after = await self.engine.generate(np.concatenate([tokens, before.tokens]), rest, request)
         return Completion(

@@ -29,6 +29,7 @@ from areal_like.interfaces import RewardFunction, RolloutEngine, Task, Workflow
 from areal_like.partial import CarriedSamples, PartialSample
 from areal_like.run.spans import Busy, Spans
 from areal_like.sampling import stream_key
+from areal_like.stops import NO_STOPS, Stops
 from areal_like.types import Group, Lease, Limits, Prompt, Sample
 from areal_like.wire import messages
 from areal_like.wire.actor_client import ActorClient
@@ -48,6 +49,7 @@ class Rollout:
     max_tokens: int | None
     workflow: Workflow
     heldout: Mapping[str, Heldout]
+    stops: Stops = NO_STOPS
 
 
 @dataclass(slots=True)
@@ -98,7 +100,7 @@ class Worker:
         self._groups: dict[int, _Running] = {}
         self.failures = Failures()
         self.credit = Credit(engine.slots, lambda ended: client.send(messages.Credit(ended)))
-        shared = client, rollout.seed, self._limits, digests, self._compared, self.failures
+        shared = client, rollout.seed, self._limits, digests, self._compared, self.failures, rollout.stops
         self.heldout = Answers(rollout.heldout, engine, *shared)
         self._progress, self._heldout_progress = Progress(engine), Progress(engine)
         self._errands: set[asyncio.Task] = set()  # evaluations, and groups that are being handed back
@@ -205,7 +207,7 @@ class Worker:
     async def _run_group(self, group: _Running) -> None:
         begin, lease = time.monotonic(), group.lease
         try:
-            prompt = self.task.prompt(lease.split, lease.row)
+            prompt = self.rollout.stops.cut(self.task.prompt(lease.split, lease.row))
             samples, reason, detail = await self._samples(group, prompt)
             if len(samples) >= group.need:
                 samples = await self._compared(prompt, samples, group.recorders.values())
@@ -325,4 +327,4 @@ class Worker:
 
     def _limits(self, prompt: Prompt, temperature: float, key: int) -> Limits:
         longest = self.rollout.max_tokens or prompt.max_tokens
-        return Limits(longest, temperature, tuple(self.task.stop_tokens), key)
+        return self.rollout.stops.within(Limits(longest, temperature, tuple(self.task.stop_tokens), key), prompt)

@@ -47,7 +47,8 @@ async def with_filler(engine: Any, sample: Sample, limits: Limits, request: str,
     ends. They continue its stream of random numbers. None if they were aborted."""
     start, end = sample.contexts[-1]
     offset = limits.offset + sample.response_length
-    more = replace(limits, max_tokens=count, stop=(), offset=offset, experts_from=end - start)
+    more = replace(limits, max_tokens=count, stop=(), stop_ids=(), offset=offset, experts_from=end - start)
+    more = replace(more, stop_texts=None)
     rest = await engine.generate(sample.tokens[start:], more, request)
     if rest.finish == "abort":
         return None

@@ -5,17 +5,20 @@ tokens, `T = P + R`. A *version* is the number of published weight updates that 
 weights). A *run* is `(version, n)`: n consecutive tokens sampled at that version.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-Finish = Literal["stop", "length", "abort"]
+Finish = Literal["stop", "length", "abort", "stop_text", "stop_id"]
+"""`stop`: with a token of the task's; `stop_text`, `stop_id`: with one of `sampling.stop`, `sampling.stop_ids`."""
 Runs = list[tuple[int, int]]
 PART, MOST_PARTS = r"^[A-Za-z_][\w.-]{0,63}\Z", 32
 """Names of a reward's parts, and their number."""
+BORDER = 8
+"""Tokens before a stop text that are decoded with it, since a token may hold a part of a character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +41,43 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class StopTexts:
+    """`decode`: tokens to text. An answer ends with the token that completes one of the `texts`."""
+
+    decode: Callable[[np.ndarray], str]
+    texts: tuple[str, ...]
+
+    @property
+    def window(self) -> int:
+        """Tokens that hold a stop text: each is a byte at least."""
+        return BORDER + max(len(text.encode()) for text in self.texts)
+
+    def end(self, tokens: np.ndarray) -> bool:
+        """Whether a stop text is in the newest of the tokens."""
+        shown = self.decode(tokens[-self.window :])
+        return any(text in shown for text in self.texts)
+
+    def first_end(self, tokens: np.ndarray, known: int) -> int | None:
+        """The least number of tokens, more than `known`, that have an end."""
+        counts = range(known + 1, len(tokens) + 1)
+        return next((count for count in counts if self.end(tokens[max(0, count - self.window) : count])), None)
+
+    def found(self, tokens: np.ndarray) -> tuple[str, int] | None:
+        """The first stop text of an answer, and its place in the answer's text."""
+        shown = self.decode(tokens)
+        found = [(place, text) for text in self.texts if (place := shown.find(text)) >= 0]
+        return min(found)[::-1] if found else None
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """How to sample one completion.
 
     `key` names the random stream of this sample (see `areal_like.sampling`); `offset`: the first sampled token's
     position in that stream, so a sample's second call continues it. `temperature` 0: greedy, with logprobs of
-    temperature 1. The output includes the stop token. `trained` False: an evaluation. `experts_from`: the first
-    position whose experts a completion brings (`areal_like.models.experts`)."""
+    temperature 1. The output includes the stop token (`stop`, `stop_ids`), or all of a stop text (`stop_texts`), which
+    may begin in the last `begun` tokens of the prompt: they are the completion's own. `trained` False: an evaluation.
+    `experts_from`: the first position whose experts a completion brings (`areal_like.models.experts`)."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -53,6 +86,9 @@ class Limits:
     offset: int = 0
     trained: bool = True
     experts_from: int = 0
+    stop_ids: tuple[int, ...] = ()
+    stop_texts: StopTexts | None = None
+    begun: int = 0
 
 
 @dataclass(slots=True)

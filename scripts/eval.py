@@ -33,6 +33,7 @@ from areal_like.config.signatures import REQUIRED
 from areal_like.errors import EpisodeError, UserError
 from areal_like.run import checkpoints
 from areal_like.run.run_folder import CONFIG
+from areal_like.stops import NO_STOPS, Stops, stops_of
 from areal_like.tasks.heldout import own_rows
 
 from .console.arguments import amount, command, json_file, positive, refusing
@@ -71,6 +72,7 @@ class Question:
     rows: list[tuple[str, int]]
     workflow: Workflow
     tokenized: bool = False
+    stops: Stops = NO_STOPS
 
     def prompts(self) -> list[str]:
         """The prompts for people: the last message of each, or its tokens."""
@@ -160,6 +162,7 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
     from actors.workflows import for_tasks
 
     run, found = run_of(args.model), []
+    stops = stops_of(run.sampling) if run else NO_STOPS
     if not args.sets and run is None:
         raise ConfigError(f"{args.model} is no run's folder: name a set, e.g. test.jsonl")
     if not args.sets:
@@ -169,7 +172,7 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
         for name, rows in own_rows(run, task, args.prompts).items():
             title = f"{run.task['name'] if name == OWN else name} (held-out)"
             tokenized = "tokenizer" in str(run.task)  # a mixture names it in its tasks
-            found.append(Question(title, task, rows, workflow, tokenized))
+            found.append(Question(title, task, rows, workflow, tokenized, stops))
     for text in args.sets:
         spec = spec_of(text, model)
         task = build("task", spec, args.seed)
@@ -177,7 +180,8 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
         splits = ("heldout", "train") if whole else ("heldout",)
         rows = [(split, row) for split in splits for row in range(task.size(split))]
         rows = rows[: args.prompts or (None if whole else 256)]
-        found.append(Question(text, task, rows, bind("workflow", {"name": "single_turn"}), "tokenizer" in spec))
+        workflow = bind("workflow", {"name": "single_turn"})
+        found.append(Question(text, task, rows, workflow, "tokenizer" in spec, stops))
     return found
 
 
@@ -209,6 +213,8 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
     async def sample(prompt: Prompt, number: int, i: int) -> Any:
         key, longest = stream_key(args.seed, number, i), args.max_tokens or prompt.max_tokens
         limits = Limits(longest, args.temperature, tuple(task.stop_tokens), key=key, trained=False)
+        prompt = question.stops.cut(prompt)
+        limits = question.stops.within(limits, prompt)
         made = await question.workflow(engine, reward, prompt, limits, f"{number} {i}")
         if made is None:
             raise ConfigError(f"{question.name}: the workflow rejected a sample of row {question.rows[number][1]}")

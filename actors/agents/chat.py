@@ -27,6 +27,8 @@ READ = {
     "model", "messages", "tools", "temperature", "max_tokens", "max_completion_tokens", "stop", "stream",
     "stream_options",
 }  # fmt: skip
+FINISHES = {"length": "length"}
+"""Of a completion, as OpenAI writes them; the others are "stop"."""
 MOST_TEMPERATURE = 100
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
@@ -69,13 +71,15 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class ChatReply:
-    """The model's answer to a request, as it is served."""
+    """The model's answer to a request, as it is served. `stop_reason`: the stop text, or token, that has ended it, as
+    vLLM has it."""
 
     number: int
     message: dict[str, Any]
     finish: str
     prompt_tokens: int
     completion_tokens: int
+    stop_reason: str | int | None = None
 
 
 def parse(body: Any, terms: Terms) -> Chat:
@@ -213,7 +217,8 @@ def assistant_message(text: str, number: int, tools: Sequence[Any], marks: tuple
 
 
 def completion(chat: Chat, reply: ChatReply) -> dict[str, Any]:
-    choice = {"index": 0, "message": _served(reply.message), "logprobs": None, "finish_reason": reply.finish}
+    choice = {"index": 0, "message": _served(reply.message), "logprobs": None}
+    choice |= {"finish_reason": reply.finish, "stop_reason": reply.stop_reason}
     return _head("chat.completion", chat, reply) | {"choices": [choice], "usage": _usage(reply)}
 
 

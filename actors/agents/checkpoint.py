@@ -11,11 +11,11 @@ from aiohttp import web
 
 from actors.agents import chat as chats
 from actors.agents.chat import RefusedRequest
-from actors.agents.conversation import until
 from actors.agents.endpoint import answered, body_of, listening
 from actors.engines.torch_engine import TorchEngine
 from areal_like.interfaces import Codec
 from areal_like.sampling import stream_key
+from areal_like.stops import text_before, until, with_texts
 from areal_like.types import Limits
 
 OWN_TEMPERATURE = chats.Terms(temperature=None)
@@ -55,15 +55,17 @@ class CheckpointServer:
 
     async def _reply(self, chat: chats.Chat, number: int, prompt: np.ndarray) -> chats.ChatReply:
         try:
-            completion = await self.engine.generate(prompt, self._limits(prompt, chat, number), str(number))
+            limits = with_texts(self._limits(prompt, chat, number), self.codec, chat.stop)
+            completion = await self.engine.generate(prompt, limits, str(number))
         except ValueError as error:
             raise RefusedRequest(400, str(error), param="messages") from None
         except RuntimeError as error:
             raise RefusedRequest(500, f"the engine failed: {error}") from None
-        completion, text = until(self.codec.decode, chat.stop, completion)
+        completion, reason = until(completion, limits)
+        text = text_before(chat.stop, self.codec.decode(completion.tokens))
         message = chats.assistant_message(text, number, chat.tools, OWN_TEMPERATURE.call_marks)
-        finish = "tool_calls" if "tool_calls" in message else completion.finish
-        return chats.ChatReply(number, message, finish, len(prompt), len(completion.tokens))
+        finish = "tool_calls" if "tool_calls" in message else chats.FINISHES.get(completion.finish, "stop")
+        return chats.ChatReply(number, message, finish, len(prompt), len(completion.tokens), reason)
 
     def _limits(self, prompt: np.ndarray, chat: chats.Chat, number: int) -> Limits:
         """Raises RefusedRequest for a prompt that leaves no room."""

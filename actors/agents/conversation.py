@@ -13,18 +13,17 @@ part of the sample's stream of random numbers, so a repeated request gets anothe
 
 import asyncio
 import json
-from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from actors.agents.chat import Chat, ChatReply, RefusedRequest, Terms, assistant_message
+from actors.agents.chat import FINISHES, Chat, ChatReply, RefusedRequest, Terms, assistant_message
 from actors.measures import AGENTS
 from actors.multi_turn import most_characters
 from actors.transcript import Transcript, rewrites
 from areal_like.interfaces import Codec, RolloutEngine
+from areal_like.stops import text_before, until, with_texts
 from areal_like.tasks.chat import parted
 from areal_like.types import Completion, Limits
 
@@ -73,8 +72,10 @@ class Conversation:
         self._asked += 1
         number, transcript = self._asked, self._begin(chat)
         before = transcript.tokens
-        completion = await self._sample(before, transcript.limits(chat.max_tokens))
-        completion, text = until(self._codec.decode, chat.stop, completion)
+        limits = with_texts(transcript.limits(chat.max_tokens), self._codec, chat.stop)
+        completion = await self._sample(before, limits)
+        completion, reason = until(completion, limits)
+        text = text_before(chat.stop, self._codec.decode(completion.tokens))
         transcript.said(completion)
         message = assistant_message(text, number, chat.tools, self.terms.call_marks)
         before_it, begun = parted(chat.messages)
@@ -82,8 +83,8 @@ class Conversation:
         self.turns.append(Turn(number, messages, chat.tools, transcript, completion))
         self.full = False
         AGENTS["turns"] += 1
-        finish = "tool_calls" if "tool_calls" in message else completion.finish
-        return ChatReply(number, message, finish, len(before), len(completion.tokens))
+        finish = "tool_calls" if "tool_calls" in message else FINISHES.get(completion.finish, "stop")
+        return ChatReply(number, message, finish, len(before), len(completion.tokens), reason)
 
     def close(self) -> None:
         """Give no more answers; awaited ones are refused."""
@@ -116,7 +117,7 @@ class Conversation:
             transcript.forked(self._codec.opening(chat.messages, chat.tools), transcript.whole)
             return transcript
         last = int(before.completion.tokens[-1])
-        shown = self._codec.continuation(new, chat.tools, closed=last if last in self._limits.stop else False)
+        shown = self._codec.continuation(new, chat.tools, closed=before.completion.finish == "stop" and last)
         if len(shown) < before.transcript.room:
             before.followers += 1
         limits = before.transcript.whole if before.followers <= 1 else self._next_stretch()
@@ -158,28 +159,3 @@ class Conversation:
             self.over.set()
             raise RefusedRequest(410, ENDED, code="session_ended")
         return completion
-
-
-def until(
-    decode: Callable[[np.ndarray], str], stops: tuple[str, ...], completion: Completion
-) -> tuple[Completion, str]:
-    """The completion as if the engine had looked for these texts after each token, and its text up to the first one."""
-    text = decode(completion.tokens)
-    places = [place for stop in stops if (place := text.find(stop)) >= 0]
-    if not places:
-        return completion, text
-
-    def has_stop(count: int) -> bool:
-        so_far = decode(completion.tokens[:count])
-        return any(stop in so_far for stop in stops)
-
-    count = bisect_left(range(len(completion.tokens)), True, key=has_stop)
-    runs, left = [], count
-    for version, length in completion.runs:
-        if left > 0:
-            runs.append((version, min(length, left)))
-            left -= length
-    experts = completion.experts
-    chosen = None if experts is None else experts[: len(experts) - len(completion.tokens) + count]
-    first = Completion(completion.tokens[:count], completion.logprobs[:count], runs, "stop", chosen)
-    return first, text[: min(places)]

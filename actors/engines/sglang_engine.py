@@ -33,9 +33,12 @@ from actors.engines.sglang_weights import SharedCopy, stored_names
 from actors.engines.slot_table import check_prompt
 from areal_like.interfaces import Scored
 from areal_like.models.causal_lm import routers_of, routing_of, state_of
-from areal_like.types import Completion, Finish, Limits
+from areal_like.stops import beginning, finish_of
+from areal_like.types import Completion, Limits
 from areal_like.weights.replica import Update
 
+CHUNK = 64
+"""Tokens of a request with stop texts, which a server does not see: it has no tokenizer."""
 _TRIES = 5
 """Answers in a row without a token, and without an update that interrupted them, before a request is given up."""
 OF_SERVERS = ("patch_bytes", "whole_updates", "resampled")
@@ -173,8 +176,8 @@ class SglangEngine:
         async with self._places:
             while True:
                 done = concatenated(call.replies, "abort")
-                if finish := _finish_of(done.tokens, limits, call.aborted):
-                    return replace(done, finish=finish)
+                if ended := _ended(done, tokens, limits, call.aborted):
+                    return ended
                 if fruitless >= _TRIES:
                     raise RuntimeError(f"{fruitless} answers in a row without a token to {len(tokens)} prompt tokens")
                 label = self._label
@@ -194,7 +197,9 @@ class SglangEngine:
         self._note_busy()
         try:
             wanted = experts_from if returned else None
-            asked = sglang_replies.generate_request(call.rid, tokens, len(done.tokens), limits, label, wanted)
+            most = len(done.tokens) + CHUNK if limits.stop_texts else limits.max_tokens
+            asked_for = replace(limits, max_tokens=min(most, limits.max_tokens))
+            asked = sglang_replies.generate_request(call.rid, tokens, len(done.tokens), asked_for, label, wanted)
             answer = await server.post("/generate", asked, math.inf)
             if answer.get("output_ids") and answer["meta_info"]["finish_reason"]["type"] != "abort":
                 server.beat()
@@ -341,10 +346,18 @@ def _returned(model: PreTrainedModel) -> Returned:
     return Returned([number for number, *_ in routers_of(model)], model.config.num_hidden_layers, routing_of(model))
 
 
-def _finish_of(tokens: np.ndarray, limits: Limits, aborted: bool) -> Finish | None:
-    """How a completion with these tokens (int32 [n], all so far) has ended; None if it goes on."""
-    if len(tokens) and int(tokens[-1]) in limits.stop:
-        return "stop"
+def _ended(done: Completion, prompt: np.ndarray, limits: Limits, aborted: bool) -> Completion | None:
+    """The completion, if it has ended with `done`, all tokens so far; None if it goes on."""
+    tokens, stops = done.tokens, (*limits.stop, *limits.stop_ids)
+    is_stopped = len(tokens) > 0 and int(tokens[-1]) in stops
+    if limits.stop_texts:
+        own = np.concatenate([prompt[len(prompt) - limits.begun :], tokens])
+        known = max(limits.begun, len(own) - CHUNK)  # where earlier answers of the server were looked through
+        count = limits.stop_texts.first_end(own, known)
+        if count is not None and not (is_stopped and count == len(own)):
+            return beginning(done, count - limits.begun, "stop_text")
+    if is_stopped:
+        return replace(done, finish=finish_of(int(tokens[-1]), limits))
     if len(tokens) >= limits.max_tokens:
-        return "length"
-    return "abort" if aborted else None
+        return replace(done, finish="length")
+    return replace(done, finish="abort") if aborted else None

@@ -75,8 +75,8 @@ def generate_request(
         **NEUTRAL,
         "max_new_tokens": limits.max_tokens - done,
         "temperature": limits.temperature,
-        "stop_token_ids": list(limits.stop),
-        "ignore_eos": not limits.stop,
+        "stop_token_ids": [*limits.stop, *limits.stop_ids],
+        "ignore_eos": not limits.stop and not limits.stop_ids,
         "sampling_seed": limits.key & 0x7FFFFFFF,  # heeded by servers with --enable-deterministic-inference only
         "skip_special_tokens": False,
     }

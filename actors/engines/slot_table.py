@@ -12,6 +12,7 @@ import numpy as np
 
 from areal_like.models.experts import joined_experts
 from areal_like.models.model_folder import bounds
+from areal_like.stops import finish_of
 from areal_like.types import Completion, Finish, Limits, Runs
 
 NO_TOKEN = -1
@@ -71,6 +72,7 @@ class SlotTable:
         self._ends = np.zeros(slots, np.int64)  # length at which the sequence is cut
         self._run_starts = np.zeros(slots, np.int64)
         self._stops = np.full((slots, 1), NO_TOKEN, np.int64)
+        self._texts = np.zeros(slots, bool)  # whether the sequence has stop texts
         self._rows = np.arange(slots)
 
     def __len__(self) -> int:
@@ -79,7 +81,8 @@ class SlotTable:
     def add(self, request: SlotRequest) -> int:
         slot, prompt, limits = len(self.requests), request.prompt, request.limits
         length, end = len(prompt), len(prompt) + limits.max_tokens
-        self._widen(end, len(limits.stop))
+        stops = *limits.stop, *limits.stop_ids
+        self._widen(end, len(stops))
         self.tokens[slot, :length] = prompt
         self.lengths[slot] = self._run_starts[slot] = length
         self.temperatures[slot] = limits.temperature
@@ -87,7 +90,8 @@ class SlotTable:
         self._shifts[slot] = limits.offset - length
         self._ends[slot] = end
         self._stops[slot] = NO_TOKEN
-        self._stops[slot, : len(limits.stop)] = limits.stop
+        self._stops[slot, : len(stops)] = stops
+        self._texts[slot] = limits.stop_texts is not None
         self.requests.append(request)
         request.slot = slot
         return slot
@@ -120,8 +124,21 @@ class SlotTable:
         self.logprobs[rows, lengths] = logprobs
         lengths += 1
         stopped = (self._stops[:n] == tokens[:, None]).any(axis=1)
+        for slot in np.flatnonzero(self._texts[:n]):
+            stopped[slot] |= self._has_text(int(slot))
         finished = np.flatnonzero(stopped | (lengths >= self._ends[:n]))
-        return [(int(slot), "stop" if stopped[slot] else "length") for slot in finished[::-1]]
+        return [(int(slot), self._finish(int(slot)) if stopped[slot] else "length") for slot in finished[::-1]]
+
+    def _has_text(self, slot: int) -> bool:
+        request, length = self.requests[slot], int(self.lengths[slot])
+        texts = request.limits.stop_texts
+        assert texts is not None
+        begin = max(len(request.prompt) - request.limits.begun, length - texts.window)
+        return texts.end(self.tokens[slot, begin:length])
+
+    def _finish(self, slot: int) -> Finish:
+        limits, token = self.requests[slot].limits, int(self.tokens[slot, self.lengths[slot] - 1])
+        return finish_of(token, limits) if token in (*limits.stop, *limits.stop_ids) else "stop_text"
 
     def end_runs(self, version: int) -> None:
         """Every token since the last call is of `version`; later ones are of another."""
@@ -160,8 +177,8 @@ class SlotTable:
         length = self.lengths[moved]
         self.tokens[slot, :length] = self.tokens[moved, :length]
         self.logprobs[slot, :length] = self.logprobs[moved, :length]
-        columns = (self.lengths, self.temperatures, self._keys, self._shifts, self._ends, self._run_starts, self._stops)
-        for column in columns:
+        columns = self.lengths, self.temperatures, self._keys, self._shifts, self._ends, self._run_starts
+        for column in (*columns, self._stops, self._texts):
             column[slot] = column[moved]
         return moved
 

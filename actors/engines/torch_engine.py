@@ -267,7 +267,8 @@ class TorchEngine:
         done = len(tokens)
         request.prompt = np.concatenate([request.prompt, tokens])
         limits = request.limits
-        request.limits = replace(limits, max_tokens=limits.max_tokens - done, offset=limits.offset + done)
+        left, offset, begun = limits.max_tokens - done, limits.offset + done, limits.begun + done
+        request.limits = replace(limits, max_tokens=left, offset=offset, begun=begun)
         self._waiting.appendleft(request)
         self._totals["preemptions"] += 1
 

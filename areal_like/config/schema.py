@@ -43,6 +43,9 @@ class Run:
 class Sampling:
     temperature: Annotated[float, "[0, inf)"]
     max_new_tokens: Annotated[int, "[1, inf)"] | None
+    stop: list[str]
+    stop_ids: list[int]
+    keep_stop: bool
 
 
 @dataclass

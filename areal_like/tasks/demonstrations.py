@@ -70,7 +70,7 @@ class Demonstrations(FileTask):
         return Demonstration(prompt, tokens, np.array(trained, bool))
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
-        return float(self._text(tokens).strip() == str(prompt.answer).strip())
+        return float(prompt.codec.decode(tokens).strip() == str(prompt.answer).strip())
 
     def _row(self, place: str, fields: Mapping[str, object]) -> Row:
         """The opening of a conversation and, as JSON, the messages from the assistant's first turn on."""

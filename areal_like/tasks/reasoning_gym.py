@@ -57,13 +57,17 @@ class ReasoningGym(TextTask, GeneratedPrompts):
         GeneratedPrompts.__init__(self, seed, train_size, heldout_size)
 
     def verification(self, prompt: Prompt, tokens: np.ndarray) -> tuple[str, tuple[object, ...], dict[str, object]]:
-        return "areal_like.tasks.procedural:score", (*prompt.answer, self._text(tokens)), {"extract": self._extract}
+        return (
+            "areal_like.tasks.procedural:score",
+            (*prompt.answer, prompt.codec.decode(tokens)),
+            {"extract": self._extract},
+        )
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
         from areal_like.tasks.procedural import score
 
         name, config, index = prompt.answer
-        return score(name, config, index, self._text(tokens), extract=self._extract)
+        return score(name, config, index, prompt.codec.decode(tokens), extract=self._extract)
 
     def _draft(self, rng: np.random.Generator) -> tuple[bytes, Callable[[], Prompt]]:
         from areal_like.tasks.procedural import item

@@ -65,7 +65,7 @@ class Verifiers(TaskOfRows, TextTask):
         place = self._env, self._args
         env, given = environment(*place), example(*place, *prompt.answer["example"])
         state = await env.init_state(given | {"prompt": list(prompt.messages)}, None, "policy", {})
-        state["completion"] = [{"role": "assistant", "content": self._text(tokens)}]
+        state["completion"] = [{"role": "assistant", "content": prompt.codec.decode(tokens)}]
         await env.rubric.score_rollout(state)
         return float(state["reward"])
 

@@ -173,6 +173,12 @@ def check_texts(task: Task, config: Config) -> None:
     """Check that the task has the text that workflows and a judge need, and an end of answers."""
     codec, name = task.prompt("train", 0).codec, config.task["name"]
     stops = task.stop_tokens  # raises ValueError where a tokenizer names no end of answers
+    if config.sampling.stop and (codec is None or "" in config.sampling.stop):
+        wanted = "texts" if codec else f"no text: task={name} has none"
+        raise ConfigError(f"sampling.stop: got {list(config.sampling.stop)}, expected {wanted}", "sampling.stop")
+    if any(not 0 <= token < task.vocab_size for token in config.sampling.stop_ids):
+        found = f"got {list(config.sampling.stop_ids)}, expected tokens from 0 to {task.vocab_size - 1}"
+        raise ConfigError(f"sampling.stop_ids: {found}", "sampling.stop_ids")
     if config.group_reward["name"] == "judge" and codec is None:
         raise ConfigError(f"group_reward=judge reads text, e.g. of task=jsonl; task={name} has none", "group_reward")
     for prefix, spec in (("workflow", config.workflow), ("eval.workflow", heldout_workflow(config))):

@@ -14,6 +14,7 @@ from actors.worker import Rollout, Worker
 from actors.workflows import single_turn
 from areal_like.models.experts import NONE, Routing
 from areal_like.partial import CarriedSamples, PartialSample
+from areal_like.stops import NO_STOPS
 from areal_like.types import Completion, Group, Lease, Prompt
 from areal_like.wire.frames import WireError
 from areal_like.wire.groups import check_partial, decode_group, decode_partial, encode_group, encode_partial
@@ -46,12 +47,12 @@ class Client(Recording):
 
 
 class Actor:
-    def __init__(self, version: int = 0, *, task=None, workflow=single_turn, engine=None):
+    def __init__(self, version: int = 0, *, task=None, workflow=single_turn, engine=None, stops=NO_STOPS):
         self.client, self.scored = Client(), []
         self.engine = engine or TorchEngine(new_model(seed=0), slots=4)
         if version:
             self.engine._apply(update_of(new_model(seed=version), version))
-        rollout, digests = Rollout(3, 1.0, None, workflow, {}), {version: f"d{version}"}
+        rollout, digests = Rollout(3, 1.0, None, workflow, {}, stops), {version: f"d{version}"}
         self.worker = Worker(task or Task(), self.engine, self.reward, self.client, rollout, digests)
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
