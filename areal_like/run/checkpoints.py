@@ -25,6 +25,8 @@ from areal_like.run.run_folder import sync
 from areal_like.run.run_folder import write as write_file
 
 META, BEST, FIGURE = "meta.json", "best", "best.json"
+Fill = Callable[[Path], None]
+"""Writes a checkpoint's files into a folder."""
 READ_BYTES = 1 << 24
 LAST_WRITE_SECONDS = 60.0
 """Time, after an error of the run, for the end of a write under way."""
@@ -59,7 +61,7 @@ class Damaged(UserError):
     """A file of a checkpoint is not the one that was written."""
 
     def __init__(self, folder: Path, name: str):
-        whole = latest(folder.parents[1], up_to=int(folder.name.removeprefix("step-")) - 1)
+        whole = latest(folder.parents[1], up_to=int(folder.name.rpartition("-")[2]) - 1)
         rest = f"from {whole[1].name}" if whole else "from the start"
         super().__init__(f"{folder / name} is damaged: remove {folder}, and the run resumes {rest}")
 
@@ -138,12 +140,7 @@ def _linked(source: str, target: str) -> None:
 
 
 def write(
-    run: Path,
-    step: int,
-    fill: Callable[[Path], None],
-    progress: Mapping[str, object],
-    keep: int,
-    spared: float = math.inf,
+    run: Path, step: int, fill: Fill, progress: Mapping[str, object], keep: int, spared: float = math.inf
 ) -> Path:
     """Make a durable checkpoint of the files that `fill` writes into a folder, then delete all but the newest `keep`
     and those of steps after `spared`. Raises OSError, before it deletes."""
@@ -179,9 +176,7 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def begin(
-        self, step: int, fill: Callable[[Path], None], progress: Mapping[str, object], spared: float = math.inf
-    ) -> None:
+    def begin(self, step: int, fill: Fill, progress: Mapping[str, object], spared: float = math.inf) -> None:
         """Let the thread make a checkpoint, as `write` does. None may be under way."""
 
         def work() -> None:

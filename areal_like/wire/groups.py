@@ -231,9 +231,9 @@ def unpack_heads(packed: Table) -> list[Head]:
     if len(shapes) != len(names) or not all(map(is_shape, shapes)):
         raise WireError(f"groups: {len(names)} named, and experts of the shapes {shapes[:4]}")
     unscored, parts = packed.unscored or [0] * len(names), packed.parts or [[]] * len(names)
-    if not len(unscored) == len(parts) == len(names) or any(
-        len(each) not in (0, samples) for (_, samples, _), each in zip(names, parts, strict=False)
-    ):
+    sizes = zip(names, parts, strict=False) if packed.parts else ()
+    fits = len(unscored) == len(parts) == len(names) and all(len(each) in (0, named[1]) for named, each in sizes)
+    if not fits:
         raise WireError(f"groups: {len(names)} named, and not as many samples with parts of rewards, or without one")
     rows, runs = table(packed.rows, "groups: rows", ROW), table(packed.runs, "groups: runs", RUN)
     ends = list(accumulate(samples for _, samples, _ in names))

@@ -217,8 +217,10 @@ def test_the_best_checkpoint_is_exported_or_else_the_newest(tmp_path: Path) -> N
     (newest / "learner.pt").write_bytes(b"of other weights")
     export.main([str(run), "--to", str(tmp_path / "out"), "--best"])
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
-    with pytest.raises(SystemExit):  # its digest differs
-        export.main([str(run), "--to", str(tmp_path / "other")])
+    (run / "checkpoints" / "best" / "learner.pt").write_bytes(b"of other weights, too")
+    for best in (True, False):
+        with pytest.raises(checkpoints.Damaged, match=r"learner\.pt is damaged"):
+            export.export(run, tmp_path / "other", best)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "out", "run"]
 
 
