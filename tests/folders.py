@@ -1,6 +1,7 @@
 """Tiny random checkpoints as Hugging Face folders, with tokenizer and chat template, as the tests write them."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,19 @@ REFUSED = {
     "stablelm": (hf.StableLmConfig(**SHAPE), "custom attention"),
 }
 """Others, and the cause."""
+
+
+def write_repository(folder: Path, subset: str, **splits: list[dict[str, str]]) -> str:
+    """Write data as a hub has them: splits of a subset, beside another subset without any; returns the path."""
+    (folder / subset).mkdir(parents=True)
+    lines = ["---", "configs:", f"- config_name: {subset}", "  data_files:"]
+    for split, rows in splits.items():
+        (folder / subset / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+        lines.append(f"  - {{split: {split}, path: {subset}/{split}.jsonl}}")
+    (folder / "README.md").write_text(
+        "\n".join([*lines, "- {config_name: others, data_files: others/*}", "---"]), encoding="utf-8"
+    )
+    return str(folder)
 
 
 def write_folder(folder: Path, kind: str, seed: int = 0) -> str:

@@ -5,6 +5,7 @@ import csv
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from areal_like.hub import need_datasets, shown
@@ -66,8 +67,10 @@ def _table(key: str, path: str, subset: str | None, split: str | None) -> Any:
     data sets have them."""
     need_datasets(key, path)
     import datasets
+    from tqdm import tqdm
 
-    datasets.disable_progress_bars()  # each has a semaphore, which a role that is ended would leave behind
+    datasets.disable_progress_bars()
+    tqdm.set_lock(RLock())  # its own is a semaphore, which a role that is ended would leave behind
     try:
         if Path(path).is_file():
             return datasets.Dataset.from_parquet(path)

@@ -82,13 +82,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("user")
     (folder / "configs").symlink_to(ROOT / "configs")
     write_folder(folder / "MODEL_FOLDER", "qwen2")
-    (folder / "data" / "gsm8k").mkdir(parents=True)
+    (folder / "data" / "math").mkdir(parents=True)
     for name, first in (("train", 0), ("test", 50)):
         sums = [(f"{n} + {n} =", str(2 * n)) for n in range(first, first + 8)]
         rows = [{"prompt": prompt, "answer": answer} for prompt, answer in sums]
-        asked = [{"question": prompt, "answer": f"#### {answer}"} for prompt, answer in sums]
+        asked = [{"problem": prompt, "answer": answer} for prompt, answer in sums]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        (folder / "data" / "gsm8k" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+        (folder / "data" / "math" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     return folder
 
 
@@ -164,7 +164,7 @@ def scaled(words: list[str], folder: Path) -> list[str]:
             small.append("run.name=b")
     if any(word.startswith("resume=runs") for word in arguments):
         small[0] = "run.steps=5"  # two more
-    if "task=jsonl" in arguments or any(word.endswith("gsm8k.yaml") for word in arguments):
+    if "task=jsonl" in arguments or any(word.endswith("math.yaml") for word in arguments):
         small.append("sampling.max_new_tokens=8")  # the model takes no more
     if "resume=auto" in arguments:
         small.append("run.name=none")  # nothing is unfinished there

@@ -26,11 +26,12 @@ from scripts.bench.figures import random_batch
 from scripts.starting import estimate
 from scripts.starting.gpus import Gpus, placed
 from scripts.train import main
-from tests.folders import write_folder
+from tests.folders import write_folder, write_repository
 
 torch.set_num_threads(1)
 SIZES = {
     "0.5b": (494_032_768, 896, 24, 14, 4864, 2),
+    "1.5b": (1_543_714_304, 1536, 28, 12, 8960, 2),
     "7b": (7_615_616_512, 3584, 28, 28, 18_944, 4),
     "32b": (32_763_876_352, 5120, 64, 40, 27_648, 8),
 }
@@ -46,13 +47,13 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("shapes")
     for size, (_, *numbers) in SIZES.items():
         shape: dict[str, Any] = dict(zip(SHAPE, numbers, strict=True))
-        shape |= {"vocab_size": 151_936 if size == "0.5b" else 152_064, "tie_word_embeddings": size == "0.5b"}
+        shape |= {"vocab_size": 151_936 if size < "7b" else 152_064, "tie_word_embeddings": size < "7b"}
         Qwen2Config(**shape, max_position_embeddings=32768, dtype="bfloat16").save_pretrained(place / size)
     return place
 
 
 def test_a_shipped_config_is_sized_without_weights(shapes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["configs/qwen2.5/gsm8k.yaml", f"model.path={shapes / '0.5b'}", "gpu=none"]
+    argv = ["configs/qwen2.5/math.yaml", f"model.path={shapes / '0.5b'}", "gpu=none"]
     assert main([*argv, "--dry-run"]) == 2
     printed, missing = capsys.readouterr()
     assert "tokenizer_config.json is missing" in missing  # missing files of a real start come last
@@ -160,26 +161,23 @@ def test_ranks_share_what_training_needs_and_few_logits_are_made_at_once() -> No
     assert few["activations"] < one["activations"]
 
 
-def table(path: Path, *overrides: str, devices: int = 8) -> str:
-    """The dry run's table of devices of 80 GB."""
-    config = configs.load(["configs/qwen2.5/math.yaml", f"model.path={path}", *overrides])
-    config = placed(config, Gpus("stated", devices))
-    return estimate.describe(config, plan(config), estimate.model_of(config), 80 * 10**9)
-
-
 @pytest.mark.parametrize(
-    ("gpu", "size", "words"),
+    ("recipe", "gpu", "size", "words"),
     [
-        ("1x", "0.5b", "it fits"),
-        ("1x", "7b", "too small for both: "),
-        ("8x", "7b", "it fits"),
-        ("8x", "32b", "too small for the learner: "),
+        *((f"gsm8k/{size}", "1x", size, "it fits") for size in ("0.5b", "1.5b")),
+        ("qwen2.5/math", "1x", "0.5b", "it fits"),
+        ("qwen2.5/math", "1x", "7b", "too small for both: "),
+        ("qwen2.5/math", "8x", "7b", "it fits"),
+        ("qwen2.5/math", "8x", "32b", "too small for the learner: "),
     ],
 )
-def test_on_h100_each_size_fits_or_is_told_what_to_change(shapes: Path, gpu: str, size: str, words: str) -> None:
+def test_on_h100_each_size_fits_or_is_told_what_to_change(
+    shapes: Path, recipe: str, gpu: str, size: str, words: str
+) -> None:
     devices = int(gpu[0])
-    said = table(shapes / size, f"gpu={gpu}", devices=devices)
-    assert words in said, said
+    config = placed(configs.load([recipe, f"model.path={shapes / size}", f"gpu={gpu}"]), Gpus("stated", devices))
+    said = estimate.describe(config, plan(config), estimate.model_of(config), 80 * 10**9)
+    assert words in said and f"{SIZES[size][0]:,} parameters" in said, said
     assert f"{devices} device{'s' * (devices > 1)} of 74.5 GiB\n" in said
 
 
@@ -196,9 +194,11 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             prompts = dict.fromkeys(("prompt", "question", "problem"), f"{n} + {n} =")
             rows.append(json.dumps(prompts | dict.fromkeys(("answer", "completion"), f"#### {2 * n}")))
         (place / f"{name}.jsonl").write_text("\n".join(rows))
+    sums = [{"question": f"{n} + {n} =", "answer": f"#### {2 * n}"} for n in range(300)]
     return [
         f"model.path={place / 'model'}",
         *(f"task.{key}={place / file}.jsonl" for key, file in (("path", "train"), ("heldout_path", "heldout"))),
+        f"task.path={write_repository(place / 'gsm8k', 'main', train=sums[:280], test=sums[280:])}",
     ]
 
 
@@ -208,7 +208,9 @@ def test_every_shipped_config_passes_the_dry_run_of_a_node(
 ) -> None:
     needed = material[: 1 if "name: folder" in file.read_text() else 0]
     if file.parent.name in ("qwen2.5", "smollm2") or file.stem == "sft":
-        needed = material[: 1 if file.stem == "gym" else 3]  # it needs no files
+        needed = material[:3]
+    elif file.parent.name == "gsm8k":
+        needed = material[::3]
     code = main([str(file), "--dry-run", "--devices", "8", "--device-memory", "80GB", *needed])
     said, error = capsys.readouterr()
     assert code == 0, error

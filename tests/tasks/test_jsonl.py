@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
+from tqdm import tqdm
 
 from actors.rewards import reward_function
 from areal_like.config.registry import ConfigError, check
@@ -15,6 +16,7 @@ from areal_like.tasks.jsonl import Jsonl
 from areal_like.tasks.maths import exact, last_number, math_verify
 from areal_like.tasks.text import TEMPLATE
 from tests.actors.test_reward_pool import in_pool
+from tests.folders import write_repository
 
 
 @pytest.fixture
@@ -118,6 +120,7 @@ def test_a_reward_has_knobs_which_reach_it_and_are_checked_before(make):
         (math_verify, "42", "so the answer is 42.", 1.0),
         (math_verify, "42", "so the answer is 43.", 0.0),
         (math_verify, "Six times 9 is 42.\n#### 42", r"\boxed{42}", 1.0),
+        (math_verify, "#### 1,042", "6 + 9 = 15\n#### 1042", 1.0),
         (math_verify, r"$\frac{1}{2}$", r"It is $\frac{2}{4}$", 1.0),
         (math_verify, r"Hence \boxed{x^2+1}", "We get $1+x^2$", 1.0),
         (last_number, "15", "9 + 6 = 15.", 1.0),
@@ -190,13 +193,8 @@ def write_csv(path: Path, rows: list[dict]) -> None:
         writer.writerows(rows)
 
 
-def write_repository(path: Path, rows: list[dict]) -> None:
-    """As hubs have them: the split "train" of two subsets, of which the second one is others' rows."""
-    files = [f"- {{config_name: {name}, data_files: [{{split: train, path: {name}/*}}]}}" for name in ("main", "other")]
-    for name, its in (("main", rows), ("other", [{**row, "question": "?"} for row in rows])):
-        (path / name).mkdir(parents=True)
-        Dataset.from_list(its).to_parquet(path / name / "0.parquet")
-    (path / "README.md").write_text("\n".join(["---", "configs:", *files, "---"]), encoding="utf-8")
+def write_splits(path: Path, rows: list[dict]) -> None:
+    DatasetDict({"mine": Dataset.from_list(rows)}).save_to_disk(path)
 
 
 @pytest.mark.parametrize(
@@ -205,19 +203,16 @@ def write_repository(path: Path, rows: list[dict]) -> None:
         ("rows.csv", write_csv, {}, "rows.csv:{}"),
         ("rows.parquet", lambda path, rows: Dataset.from_list(rows).to_parquet(path), {}, "rows.parquet:{}"),
         ("saved", lambda path, rows: Dataset.from_list(rows).save_to_disk(path), {}, "saved train:{}"),
-        (
-            "both",
-            lambda path, rows: DatasetDict({"mine": Dataset.from_list(rows)}).save_to_disk(path),
-            {"split": "mine"},
-            "both mine:{}",
-        ),
-        ("clone", write_repository, {"subset": "main"}, "clone train:{}"),
+        ("both", write_splits, {"split": "mine"}, "both mine:{}"),
+        ("clone", lambda path, rows: write_repository(path, "main", train=rows), {"subset": "main"}, "clone train:{}"),
     ],
 )
 def test_data_of_other_forms_has_the_same_rows(make, tmp_path, monkeypatch, name, write, knobs, place):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "arrow")
     rows = [{"question": f'What is "{i}", + 1?\n', "solution": str(i + 1)} for i in range(9)]
     write(tmp_path / name, rows)
+    monkeypatch.delattr(tqdm, "_lock", raising=False)
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", None)
     knobs |= {"columns": {"prompt": "question", "answer": "solution"}, "tokenizer": "bytes", "seed": 0}
     task = Jsonl(path=str(tmp_path / name), **knobs)
     plain = make(rows, columns=knobs["columns"])
