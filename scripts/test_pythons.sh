@@ -20,6 +20,6 @@ for version; do
     "$fresh/$version/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt $needs
     echo "== $("$fresh/$version/bin/python" --version)"
     "$fresh/$version/bin/python" -m pytest -q -n "${WORKERS:-2}" --dist loadfile -p no:cacheprovider \
-        tests/areal_like/test_{bus,client,groups,keys}.py tests/buffer/test_{server,journal,recovery}.py \
+        tests/areal_like/test_{bus,client,groups}.py tests/buffer/test_{server,journal,recovery}.py \
         tests/actors/test_{fetcher,worker,reward_pool,progress,workflows,tools}.py
 done

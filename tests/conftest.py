@@ -26,7 +26,7 @@ SLOW_IN = {
     "actors/agents": "programs",
     "actors": "decode_steps group_rewards progress reward_pool tools",
     "areal_like": "forks keys launch",
-    "areal_like/weights": "history hostile server",
+    "areal_like/weights": "codec history server",
     "buffer": "histories",
     "learners": "learner objective learner_losses prefixes ranks real_models sharding",
     "tasks": "code generated length_trace reasoning_gym sandbox verifiers",

@@ -28,18 +28,11 @@ from areal_like.launch.slurm import SlurmLauncher
 from areal_like.places import REPOSITORY, python_path
 from areal_like.run.process import EXIT_TERMINATED
 from areal_like.run.run_folder import note_step
+from tests.actors.test_reward_pool import is_alive as alive
 from tests.forked import until
 
 QUICKSTART = "configs/quickstart.yaml"
 MODULE = "tests.areal_like.acting_role"
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from learners.advantages import (
     Episodes,
     batch,
-    discounted_sums,
     group,
     marked,
     maxrl,
@@ -88,17 +87,6 @@ def test_reinforce_pp_normalises_returns_over_the_batchs_tokens(baseline, gamma,
     assert marked(partial(reinforce_pp, gamma=0.5), "per_token")
     empty = Episodes(np.ones(2), np.zeros(2, int), np.zeros(0, int), np.zeros(0))
     assert reinforce_pp(empty).shape == (0,)
-
-
-@pytest.mark.parametrize("discount", [1.0, 0.97])
-def test_discounted_sums_are_those_of_a_loop_bit_for_bit(discount):
-    lengths = [40, 1, 17]
-    values = seeded(5).normal(size=sum(lengths))
-    last = np.isin(np.arange(len(values)), np.cumsum(lengths) - 1)
-    expected = values.copy()
-    for t in reversed(range(len(values) - 1)):
-        expected[t] += 0.0 if last[t] else discount * expected[t + 1]
-    assert (discounted_sums(values, last, discount) == expected).all()
 
 
 # Turns. Sample 0: turns at places 0-1 and 4-5, the second followed by a trained filler (place 6); sample 1:

@@ -1,7 +1,4 @@
-"""A learner with two or four ranks equals one with a single rank: same losses, metrics and weights, up to rounding.
-
-Four ranks train some of the cases, for time's sake.
-"""
+"""A learner with two or four ranks equals one with a single rank: same losses, metrics and weights, up to rounding."""
 
 from dataclasses import replace
 from types import SimpleNamespace

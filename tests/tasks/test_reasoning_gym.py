@@ -1,7 +1,4 @@
-"""task=reasoning_gym against the real package: prompts, mixtures, scores, and answers that are code.
-
-A run of it is the command in docs/environments.md (tests/integration/test_documented_commands.py).
-"""
+"""task=reasoning_gym against the real package: prompts, mixtures, scores, and answers that are code."""
 
 import asyncio
 from importlib.util import find_spec

@@ -1,7 +1,4 @@
-"""task=verifiers against the real package: rows, turns, tools, rewards, and answers that are code.
-
-A run of it is the command in docs/environments.md (tests/integration/test_documented_commands.py).
-"""
+"""task=verifiers against the real package: rows, turns, tools, rewards, and answers that are code."""
 
 import asyncio
 import json
