@@ -149,13 +149,13 @@ class Presence:
 
     def passes_on(self, actor: Actor, message: messages.Failed) -> bool:
         """A group failed on this actor. Does another actor get it? Once, if it was not the answers that were
-        rejected: the actor may be the cause, and would take the prompts from the others."""
+        rejected or have no reward: the actor may be the cause, and would take the prompts from the others."""
         entry, others = self.groups.store.entries[message.id], self.peers.fleet.at_work(self.peers.clock())
         actor.failed += 1
         if actor.failed == MOST_FAILED:
             last = f"{message.reason} {message.detail}"
             log.warning("%s: %d groups in a row failed on it, the last: %s", actor.name, MOST_FAILED, last)
-        if message.reason == "rejected" or entry.failed or not any(each is not actor for each in others):
+        if message.reason in ("rejected", "no reward") or entry.failed or not any(each is not actor for each in others):
             return False
         entry.failed, entry.failed_on = True, actor.name
         self.groups.requeue(entry.id)

@@ -136,7 +136,7 @@ def test_a_group_on_which_actors_die_again_and_again_is_dropped(by_itself: bool)
     assert held[0] in house.store.entries, "it was pushed before"
 
 
-@pytest.mark.parametrize(("reason", "tries"), [("reward crashed", 2), ("rejected", 1)])
+@pytest.mark.parametrize(("reason", "tries"), [("reward crashed", 2), ("rejected", 1), ("no reward", 1)])
 def test_a_group_that_failed_goes_to_another_actor_once(reason: str, tries: int) -> None:
     """But not where its answers were rejected."""
     house = House(asynchronous()).start()
