@@ -47,7 +47,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("shapes")
     for size, (_, *numbers) in SIZES.items():
         shape: dict[str, Any] = dict(zip(SHAPE, numbers, strict=True))
-        shape |= {"vocab_size": 151_936 if size < "7b" else 152_064, "tie_word_embeddings": size < "7b"}
+        shape |= {"vocab_size": 151_936 if "." in size else 152_064, "tie_word_embeddings": "." in size}
         Qwen2Config(**shape, max_position_embeddings=32768, dtype="bfloat16").save_pretrained(place / size)
     return place
 
