@@ -83,6 +83,7 @@ class LeadingTrainer:
 
     def __init__(self, trainer: TorchLearner):
         self._trainer, self.facts, self._parts = trainer, trainer.facts, PartsBeside(trainer)
+        self.sizing = trainer.sizing
         self.numbers = trainer.numbers  # of its own share of the batch
         self.staleness, self.shall_stop = trainer.staleness, trainer.shall_stop
 

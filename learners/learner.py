@@ -37,7 +37,8 @@ from learners.passes import Passes, Planner
 from learners.router_replay import RouterReplay
 from learners.saving import Saving
 from learners.schedules import Schedule
-from learners.sharding import Computing, hold_in, prepare, reshard
+from learners.sharding import Compiling, Computing, hold_in, prepare, reshard
+from learners.sizing import Sizes, Sizing
 from learners.step import Step
 from learners.untrainable import OutOfMemory, Untrainable, is_of_the_data, unknown_tokens
 
@@ -62,8 +63,10 @@ class TorchLearner:
     rounds none of them; with `lora` the frozen ones alone. None: if the other two are bfloat16, on CUDA or with `lora`.
     `checkpoint_activations` saves memory but computes a third more; `compile` has torch compile the layers. With
     `router_replay` the model uses the experts that the engine's model chose; not with `compile`. At most `max_logits`
-    logits are made at once. `threads`: CPU threads of each rank (None: as torch has them); another number may change
-    last bits. Other knobs are those of `learners.objective`. A float64 model computes in float64.
+    logits are made at once. None: on CUDA layers are compiled, and the memory that is free at the first batch chooses
+    the other sizes (`learners.sizing`); on a CPU 16,384 tokens, 2^26 logits, and nothing is compiled or recomputed.
+    `threads`: CPU threads of each rank (None: as torch has them); another number may change last bits. Other knobs are
+    those of `learners.objective`. A float64 model computes in float64.
     """
 
     needs_model = True
@@ -89,7 +92,7 @@ class TorchLearner:
         clip_grad: Annotated[float, "[0, inf)"] = 1.0,
         num_minibatches: Annotated[int, "[1, inf)"] = 2,
         num_minibatch_epochs: Annotated[int, "[1, inf)"] = 1,
-        micro_batch_tokens: Annotated[int, "[1, inf)"] = 16384,
+        micro_batch_tokens: Annotated[int, "[1, inf)"] | None = None,
         packing: Literal["first_fit", "balanced"] = "first_fit",
         publish_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
         lora: Mapping[str, Any] | None = None,
@@ -99,10 +102,10 @@ class TorchLearner:
         compute_dtype: Literal["float32", "bfloat16"] | None = None,
         param_dtype: Literal["float32", "bfloat16"] | None = None,
         device: Literal["cpu", "cuda"] = "cpu",
-        checkpoint_activations: bool = False,
-        compile: bool = False,
+        checkpoint_activations: bool | None = None,
+        compile: bool | None = None,
         router_replay: bool = False,
-        max_logits: Annotated[int, "[1, inf)"] = 67_108_864,
+        max_logits: Annotated[int, "[1, inf)"] | None = None,
         threads: Annotated[int, "[1, inf)"] | None = None,
         **objective: Any,
     ):
@@ -126,8 +129,10 @@ class TorchLearner:
         self._teacher = None if teacher is None else Teacher(self.model, self.ranks, dtype, **teacher)
         models = [self.model, self._reference, *([self._teacher.model] if self._teacher else [])]
         entropies = bool(self.objective.entropy_bonus)  # are differentiated
-        how = Computing(max_logits, entropies, compile, checkpoint_activations, half, self._device, dtype)
-        prepare(models, self.ranks, how)
+        given = Sizes(micro_batch_tokens, max_logits, compile, checkpoint_activations)
+        tokens, logits, compiles, lean = given.at_first(compiles=device == "cuda" and not router_replay)
+        compiling = Compiling(compiles)
+        prepare(models, self.ranks, Computing(logits, entropies, compiling, lean, half, self._device, dtype))
         self.optimizer = MasterAdamW(
             self.model,
             schedule=Schedule(lr, schedule, warmup_steps, (schedule_steps or 0) * num_minibatches * self._num_epochs),
@@ -148,11 +153,12 @@ class TorchLearner:
             self.ranks,
             self._device,
             temperature,
-            micro_batch_tokens=micro_batch_tokens,
+            micro_batch_tokens=tokens,
             half_matrices=compute_dtype == "bfloat16" and half is None,
             experts=router_replay,
             balanced=packing == "balanced",
         )
+        self.sizing, self._models = Sizing(given, self._passes, self.optimizer, compiling), models
         self._rounds = compute_dtype == "bfloat16" or self._adapters is not None  # see `logprobs_of`
         self.shall_stop: Callable[[], bool] = lambda: False
         self._loss, self._marks, self._advantage, self._seed = loss, marks_of(loss), advantage, seed
@@ -201,6 +207,8 @@ class TorchLearner:
 
     def _train(self, batch: Batch) -> dict[str, Any]:
         lr = self.optimizer.current_lr
+        if self.sizing.open:
+            self.sizing.measure(batch, self._models)
         batch = without_cut_answers(batch) if self.objective.overlong_filter else batch
         step = self._step = self._in_minibatches(batch)
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}

@@ -175,13 +175,17 @@ class LogprobHead:
     `entropy_gradient`: will anybody ask for the entropies' gradient?"""
 
     def __init__(self, head: nn.Module, vocabulary: int, max_logits: int, *, entropy_gradient: bool = True):
-        self._head, self._forward, self._rows = head, head.forward, max(1, max_logits // vocabulary)
+        self._head, self._forward, self._vocabulary = head, head.forward, vocabulary
+        self.limit(max_logits)
         self._entropy_gradient = entropy_gradient
         self.targets: Tensor | None = None
         self.candidates: Tensor | None = None  # int64 [N, k]: tokens of which each position gives logprobs, too
         self.top, self.among = 0, vocabulary  # the k most likely of the first tokens, of each position, go to `found`
         self.found: list[tuple[Tensor, Tensor]] = []
         self.temperature = 1.0
+
+    def limit(self, max_logits: int) -> None:
+        self._rows = max(1, max_logits // self._vocabulary)
 
     def __call__(self, states: Tensor) -> Tensor:
         if self.targets is None:
@@ -225,6 +229,11 @@ def use_logprob_head(model: PreTrainedModel, max_logits: int, *, entropy_gradien
         raise ValueError(f"the model changes its head's logits by {changed}, so the learner can't train it")
     head = model.get_output_embeddings()
     head.forward = LogprobHead(head, model.config.vocab_size, max_logits, entropy_gradient=entropy_gradient)
+
+
+def limit_logits(model: PreTrainedModel, max_logits: int) -> None:
+    """Of a model that has been through `use_logprob_head`: make at most so many at once from now on."""
+    model.get_output_embeddings().forward.limit(max_logits)  # type: ignore[union-attr]
 
 
 def forward_logprobs(model: PreTrainedModel, microbatch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:

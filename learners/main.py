@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.config.registry import build, is_supervised
-from areal_like.config.run_config import ranks_of
+from areal_like.config.run_config import ranks_of, record
 from areal_like.interfaces import Trainer
 from areal_like.run import checkpoints
 from areal_like.run.metrics import MetricsLog
 from areal_like.run.process import EXIT_PAUSED, EXIT_STOPPED, Role, run_role
-from areal_like.run.run_folder import note_step, progress_of, reason_to_stop
+from areal_like.run.run_folder import config_file, note, note_step, progress_of, reason_to_stop
 from areal_like.run.samples import TrainedSamples
 from areal_like.run.spans import Spans
 from areal_like.types import Batch
@@ -70,6 +70,8 @@ class TrainLoop:
         self.progress = RunProgress()
         trainer.shall_stop = lambda: self.progress.steps % self.interval == 0 and client.shall_stop()  # type: ignore[attr-defined]
         self._stepped = False  # in this process
+        if sizing := getattr(trainer, "sizing", None):
+            sizing.announce = lambda text: note(role.run, f"{role.name}: {text}")
         self._counted_to: float | None = None  # the time up to which `progress.elapsed` counts
         self._until: float | None = None  # seconds of this process's part of the run
 
@@ -155,6 +157,9 @@ class TrainLoop:
         started = time.monotonic()
         with self.spans.during("train"):
             trained = self.trainer.train(batch)
+        if (sizing := getattr(self.trainer, "sizing", None)) and sizing.found:
+            record(config_file(self.run_folder), {f"learner.{knob}": size for knob, size in sizing.found.items()})
+            sizing.found = {}
         self.setting_aside.in_a_row = 0
         return {**trained, "train/step_seconds": time.monotonic() - started}
 

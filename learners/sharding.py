@@ -7,9 +7,10 @@ passes.
 """
 
 import functools
+import logging
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,11 +27,40 @@ from areal_like.weights.state import TensorSpec
 from learners.collectives import Ranks
 from learners.logprobs import use_logprob_head
 
+log = logging.getLogger(__name__)
+
 
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+class Compiling:
+    """Has torch compile layers. A model that breaks the compiler is computed without it from then on."""
+
+    def __init__(self, on: bool):
+        self.on = on
+
+    def wrap(self, forward: Callable[..., Any], model: str) -> Callable[..., Any]:
+        compiled = torch.compile(forward, dynamic=True)  # for rows of any length
+
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            if self.on:
+                try:
+                    return compiled(*args, **kwargs)
+                except torch._dynamo.exc.TorchDynamoException as error:
+                    self.on = False
+                    log.warning("torch can't compile the layers of %s, so they are not compiled: %s", model, error)
+            return forward(*args, **kwargs)
+
+        return compute
+
+
+def recompute(model: PreTrainedModel) -> None:
+    """Keep only the inputs of each layer for the backward pass (arXiv 1604.06174)."""
+    for layer in layers_of(model):
+        layer.forward = functools.partial(_recomputed, layer.forward)
 
 
 CPU = torch.device("cpu")
@@ -43,7 +73,7 @@ class Computing:
 
     max_logits: int
     entropy_gradient: bool = True
-    compile: bool = False
+    compiling: Compiling = field(default_factory=lambda: Compiling(False))
     checkpoint_activations: bool = False
     hold_in: torch.dtype | None = None
     device: torch.device = CPU
@@ -71,11 +101,10 @@ def prepare(models: list[PreTrainedModel], ranks: Ranks, how: Computing) -> None
         use_logprob_head(model, how.max_logits, entropy_gradient=how.entropy_gradient)
         if how.hold_in:
             keep_states_wide(model, how.hold_in)
-        for layer in layers_of(model):
-            if how.compile:
-                layer.forward = torch.compile(layer.forward, dynamic=True)  # for rows of any length
-            if how.checkpoint_activations:  # only a layer's inputs are kept for the backward pass (arXiv 1604.06174)
-                layer.forward = functools.partial(_recomputed, layer.forward)
+        for layer in layers_of(model) if how.compiling.on else ():
+            layer.forward = how.compiling.wrap(layer.forward, type(model).__name__)
+        if how.checkpoint_activations:
+            recompute(model)
         if ranks.count > 1:
             shard(model, ranks, how.device, how.hold_in)
             fill(model, ranks, how.device, None if any(p.requires_grad for p in model.parameters()) else how.published)

@@ -54,6 +54,8 @@ def learning_defaults(config: Config) -> dict[str, object]:
     return {f"learner.{knob}": value for knob, value in filled.items() if known.get(knob, "") is None}
 
 
+SIZES = tuple(f"learner.{knob}" for knob in ("micro_batch_tokens", "max_logits", "compile", "checkpoint_activations"))
+"""The learner measures them on a GPU (`learners.sizing`); a resume or a replay inherits them."""
 SLOTS = 64
 """Sequences that one thread decodes at once: with fewer, a decode step costs nearly as much."""
 LARGE_PARAMETERS = 20_000_000
@@ -106,6 +108,8 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = Fal
         half = (known[kind].get("compute_dtype") or chosen) == "bfloat16"  # an engine rounds as its learner does
     if exact and any(_rounds(known[kind], found[f"{kind}.compute_dtype"]) for kind in ("learner", "engine")):
         found["loss.proximal"] = "recompute"
+    if _on_cuda(known["learner"]):
+        found |= dict.fromkeys(SIZES)
     known["actors"] = {"count": actors.count, "threads": actors.threads}
     places = {key: key.split(".") for key in found}
     return {key: found[key] for key, (kind, knob) in places.items() if known[kind].get(knob, "") is None}

@@ -82,6 +82,11 @@ def save(config: Config, path: Path) -> None:
     write(path, to_yaml(config))
 
 
+def record(path: Path, values: Mapping[str, object]) -> None:
+    """Put values that a run has chosen for open keys into its saved config. Raises ConfigError, OSError."""
+    save(_filled(load_resolved(path), values), path)
+
+
 def to_yaml(config: Config) -> str:
     return OmegaConf.to_yaml(config)
 

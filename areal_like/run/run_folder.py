@@ -25,7 +25,7 @@ RENDEZVOUS = "rendezvous"
 """The run's folder of endpoints; it is there while the run is."""
 LOCK = "lock"
 """Held by the process that starts the run, until it ends."""
-STEPPED = "stepped"
+STEPPED, NOTES = "stepped", "notes"
 """In the rendezvous: this start has made a train step."""
 
 
@@ -48,6 +48,20 @@ def note_step(run: Path) -> None:
             (run / NEXT / name).replace(run / name)
     sync(run)
     discard(run)
+
+
+def note(run: Path, text: str) -> None:
+    """Let the run's starter show a line."""
+    (run / RENDEZVOUS).mkdir(exist_ok=True)
+    with (run / RENDEZVOUS / NOTES).open("a", encoding="utf-8") as file:
+        file.write(f"{text}\n")
+
+
+def notes_of(run: Path) -> list[str]:
+    """The whole lines of `note` since the start."""
+    with contextlib.suppress(OSError):
+        return (run / RENDEZVOUS / NOTES).read_text(encoding="utf-8").split("\n")[:-1]
+    return []
 
 
 def summary_of(run: Path) -> Row | None:

@@ -25,7 +25,7 @@ from areal_like.config.run_config import Config, load_resolved
 from areal_like.launch.outcome import Death
 from areal_like.run import checkpoints
 from areal_like.run.metrics import MetricsFollower
-from areal_like.run.run_folder import CONFIG, PUBLISHED, RENDEZVOUS, SUMMARY
+from areal_like.run.run_folder import CONFIG, PUBLISHED, RENDEZVOUS, SUMMARY, notes_of
 from areal_like.wire.supervisor_client import SupervisorClient
 
 from ..console.output import facts, sparkline
@@ -68,7 +68,7 @@ class Display:
         self.deaths: Sequence[Death] = ()
         self._tracking: Tracking | None = None
         self._client: SupervisorClient | None = None
-        self._reported_deaths = 0
+        self._reported_deaths = self._noted = 0
         self._said = self._waited = ""
         self._began = self._shown_at = self._asked_at = self._answered_at = time.monotonic()
 
@@ -99,6 +99,9 @@ class Display:
             self._record(row)
         for note in self._tracking.notes() if self._tracking else ():
             self.say(note)
+        for note in notes_of(self.folder)[self._noted :]:
+            self.say(note)
+            self._noted += 1
         now = time.monotonic()
         self._talk_to_buffer(now)
         shortest, longest = LINE_SECONDS

@@ -2,8 +2,8 @@
 
 Builds the model without memory (torch's meta device) from its knobs or its folder's config.json. Formulas are of
 Llama-like models, for the longest answers that the config allows. Weights and optimizer are exact. Activations count
-the tensors that autograd keeps: within a tenth of what torch's allocator gives on a CPU in float32 (tests). Half
-precision, FSDP and runtimes are not measured.
+the tensors that autograd keeps: within a tenth of what torch's allocator gives on a CPU in float32, and gave on a card
+in half precision (tests). FSDP and runtimes are not measured.
 """
 
 import copy
@@ -27,6 +27,8 @@ LOGIT_COPIES = 4
 RUNTIME, SERVER_RUNTIME = 3 << 29, 4 << 30
 """Guesses: CUDA's context, libraries' workspaces, NCCL's buffers and the allocator's gaps of a process on a GPU; that,
 activations and CUDA graphs of an SGLang server beside its static memory."""
+TOKENS, LOGITS = 16384, 1 << 26
+"""Of a learner that is to choose them by free memory; then layers are recomputed, too. It takes more where it can."""
 KV_SHARE, SERVER_FRACTION = 0.25, 0.85
 """Shares of a GPU's memory: of the embedded engine for keys and values, of SGLang for its static memory."""
 
@@ -110,12 +112,14 @@ def learner_of(config: Config, model: Any) -> Figures:
     wants_reference = (known.get("kl_loss") or known.get("kl_reward")) and not frozen
     groups = math.ceil(config.groups_per_batch / known["num_minibatches"])
     read = longest.group(size) - size  # the last token of a sample predicts nothing
-    row = min(max(known["micro_batch_tokens"], sum(longest)), math.ceil(groups * read / ranks))
+    most = known["micro_batch_tokens"] or TOKENS
+    row = min(max(most, sum(longest)), math.ceil(groups * read / ranks))
     paths = math.ceil(groups * size * sum(longest) / ranks)
-    copied = paths if row < paths <= known["micro_batch_tokens"] else 0  # else they are not kept (`learners.attention`)
+    copied = paths if row < paths <= most else 0  # else they are not kept (`learners.attention`)
     logits = round(row * size * longest.response / longest.group(size)) * sizes.vocabulary
     copies, owned = (1, width) if ranks == 1 else (2, FLOAT)  # FSDP's shards, and the optimizer's flat copy of each
     lean = known["checkpoint_activations"]
+    lean = known["device"] == "cuda" if lean is None else lean
     return {
         "weights": (owned * copies * trained + frozen) // ranks,
         "a merged matrix": 3 * FLOAT * sizes.hidden * sizes.inner // ranks if frozen else 0,  # product, update, sum
@@ -125,7 +129,7 @@ def learner_of(config: Config, model: Any) -> Figures:
         "reference": width * sizes.count // ranks if wants_reference else 0,
         "weights and gradients of layers": whole_layers(sizes, ranks, not frozen, autocast, halved, lean),
         "activations": activations(sizes, row, copied, autocast, held, lean),
-        "logits at once": LOGIT_COPIES * FLOAT * min(logits, max(known["max_logits"], sizes.vocabulary)),
+        "logits at once": LOGIT_COPIES * FLOAT * min(logits, max(known["max_logits"] or LOGITS, sizes.vocabulary)),
     }
 
 

@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -265,6 +266,20 @@ def test_evaluations_are_ranked_and_the_run_ends_after_so_many_behind_the_best(m
         words = ["quickstart", f"checkpoint.best={measure}", f"run.early_stop={max(1, patience)}"]
         reason = reason_to_stop(configs.load(words), 1, 0.0, found)
         assert bool(reason) == (0 < patience == behind) and reason.startswith(measure if reason else "")
+
+
+def test_sizes_that_the_trainer_chose_are_in_the_runs_config_and_a_resume_inherits_them(tmp_path: Path) -> None:
+    argv = ["configs/quickstart.yaml", "learner.device=cuda", "learner.compute_dtype=float32"]
+    configs.save(configs.load(argv), tmp_path / "config.yaml")
+    made, found = loop(tmp_path, []), {"micro_batch_tokens": 4096, "compile": True}
+    made.trainer.sizing = SimpleNamespace(found=found)
+    made.trainer.outcomes = [{"loss": 1.0, "grad_norm": 1.0}, RuntimeError("ends after a step")]
+    with pytest.raises(RuntimeError, match="ends after"):
+        made.run()
+    earlier = configs.load_resolved(tmp_path / "config.yaml")
+    resumed, other = (configs.load([*argv, *more], earlier).learner for more in ([], ["learner.compile=false"]))
+    assert {knob: resumed[knob] for knob in found} == found and resumed["max_logits"] is None
+    assert (other["micro_batch_tokens"], other["compile"]) == (4096, False)
 
 
 @pytest.mark.parametrize("fixed", ["replay=runs/x", "inject_staleness=1"])

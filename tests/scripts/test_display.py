@@ -15,7 +15,7 @@ import pytest
 from areal_like.config import run_config as configs
 from areal_like.interfaces import Tracked
 from areal_like.launch.outcome import Death
-from areal_like.run.run_folder import RENDEZVOUS
+from areal_like.run.run_folder import RENDEZVOUS, note
 from areal_like.trackers.board import Board
 from scripts.following import running, tracking
 from scripts.following.display import Display, faults, learning
@@ -45,6 +45,15 @@ def display(tmp_path: Path) -> Display:
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 29, "reward/mean": 0.2}}\n{json.dumps(ROW)}\n')
     config = configs.load(["configs/quickstart.yaml", "run.steps=300", "run.max_seconds=10"])
     return Display(config, tmp_path, plain=True)
+
+
+def test_each_note_of_a_process_is_shown_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = display(tmp_path)
+    for text in ("compiling", "12.0 GiB free"):
+        note(tmp_path, f"learner: {text}")
+        seen.update()
+        seen.update()
+    assert capsys.readouterr().out.splitlines() == ["learner: compiling", "learner: 12.0 GiB free"]
 
 
 def test_a_line_has_the_facts_of_the_last_step_and_is_not_repeated(

@@ -352,7 +352,7 @@ def test_print_config_is_light_has_every_knob_and_is_a_config(tmp_path: Path) ->
     whole = configs.load([str(tmp_path / "config.yaml")])
     for kind in COMPONENTS.keys() & configs.Config.__dataclass_fields__.keys():
         assert set(getattr(whole, kind)) == {"name", *knobs(kind, getattr(whole, kind)["name"])}
-    assert whole.loss["clip"] == 0.2 and whole.learner["micro_batch_tokens"] == 16384
+    assert whole.loss["clip"] == 0.2 and whole.learner["num_minibatches"] == 2
 
 
 def test_a_wrong_config_is_one_line_and_light() -> None:
