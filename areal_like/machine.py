@@ -9,7 +9,8 @@ BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}
 
 def cores(root: Path = Path("/")) -> int:
     """Number of cores that this process may run on and that its control group lets it keep busy; at least 1."""
-    return max(1, min([len(os.sched_getaffinity(0)), *_quotas(root)]))
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([own, *_quotas(root)]))
 
 
 def _quotas(root: Path) -> list[int]:

@@ -13,6 +13,7 @@ import math
 import os
 import select
 import selectors
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -42,13 +43,39 @@ class Member:
                 check()
 
 
+class Wake:
+    """A `descriptor` that any thread makes readable; `clear` makes it unreadable. An eventfd, or where the system has
+    none a pipe."""
+
+    def __init__(self) -> None:
+        if hasattr(os, "eventfd"):
+            self.descriptor = self._end = os.eventfd(0, os.EFD_NONBLOCK)
+            return
+        self.descriptor, self._end = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        os.set_blocking(self._end, False)
+
+    def set(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: it is readable
+            os.write(self._end, (1).to_bytes(8, sys.byteorder))
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while len(os.read(self.descriptor, 4096)) == 4096:
+                pass
+
+    def close(self) -> None:
+        for descriptor in {self.descriptor, self._end}:
+            os.close(descriptor)
+
+
 class TurnOrder:
     """The members, in their order, and whose turn it is."""
 
     def __init__(self) -> None:
         self.over = False
         self._ring: list[Member] = []
-        self._news = os.eventfd(0, os.EFD_NONBLOCK)  # the ring has changed
+        self._news = Wake()  # the ring has changed
 
     def join(self, name: str, before: Member | None = None) -> Member:
         """Add a member, in front of another one; it has something to do at once."""
@@ -59,12 +86,12 @@ class TurnOrder:
     def end(self) -> None:
         """Stop taking turns: from now on all threads run at once."""
         self.over = True
-        os.eventfd_write(self._news, 1)
+        self._news.set()
         for member in list(self._ring):
             member.go()
 
     def close(self) -> None:
-        os.close(self._news)
+        self._news.close()
 
     def wait(
         self, member: Member, seconds: float, descriptors: Sequence[int], check: Callable[[], None] | None = None
@@ -82,9 +109,9 @@ class TurnOrder:
             place = self._ring.index(member) + 1
             order = self._ring[place:] + self._ring[:place]
             left = min(each.until for each in order) - time.monotonic()
-            ready = _readable([self._news, *(number for each in order for number in each.descriptors)], left)
-            if self._news in ready and not self.over:
-                os.eventfd_read(self._news)
+            ready = _readable([self._news.descriptor, *(number for each in order for number in each.descriptors)], left)
+            if self._news.descriptor in ready and not self.over:
+                self._news.clear()
             now = time.monotonic()
             for each in order:
                 if each.until <= now or not ready.isdisjoint(each.descriptors):
@@ -102,7 +129,7 @@ class TurnOrder:
             member.until = 0.0
             self._ring.insert(place, member)
             if not self.over and not alone:
-                os.eventfd_write(self._news, 1)
+                self._news.set()
                 member.await_turn()
 
     def run(self, member: Member, call: Callable[[], object]) -> None:

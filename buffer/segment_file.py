@@ -92,7 +92,7 @@ class SegmentFile:
                 if written:
                     left[0] = left[0][written:]
             if self.sync:
-                os.fdatasync(self._file.fileno())
+                getattr(os, "fdatasync", os.fsync)(self._file.fileno())
         except OSError:
             self._file.seek(self._end)
             self._file.truncate()
@@ -106,7 +106,8 @@ class SegmentFile:
 def check_first(path: Path, number: int, fields: bytes) -> None:
     """Check that the disk has the first record of a file, one without payload. Raises OSError."""
     with path.open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that the read below comes from the disk
+        if hasattr(os, "posix_fadvise"):  # so that the read below comes from the disk
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         found = _record_at(file, number, len(MAGIC))
         if not found or found.fields != fields:
             raise OSError(errno.EIO, "the file reads back with other bytes than were written", str(path))

@@ -4,13 +4,14 @@ locks a file in its folder until it ends, so process ids, which may mislead, are
 import contextlib
 import fcntl
 import os
+import sys
 import tempfile
 from pathlib import Path
 
 from areal_like.errors import UserError
 
-LONGEST = 107
-"""Bytes in the path of a Unix socket (Linux; one of the 108 ends it)."""
+LONGEST = 107 if sys.platform == "linux" else 103
+"""Bytes in the path of a Unix socket: of 108, on macOS of 104, the last one ends it."""
 LONGEST_NAME = 20
 """Room for the names of sockets in such a folder: `/weights`, `/w4194304`, `/socket.new`."""
 PREFIX = "areal-"

@@ -145,8 +145,9 @@ class Role:
 
 def end_with_starter(starter: int) -> None:
     """Ask Linux for SIGTERM when the starter ends. A forked process watches it itself (`areal_like.launch.forks`)."""
-    if sys.platform == "linux" and not multiprocessing.parent_process():
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux's
+    if prctl and not multiprocessing.parent_process():
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != starter:  # the starter ended during this start: no signal will come
             sys.exit(EXIT_TERMINATED)
 
@@ -166,7 +167,8 @@ def prepare_process() -> None:
     batches: megabytes that come and go, and many small objects without cycles."""
     bypass_proxies()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with contextlib.suppress(ValueError):  # macOS: the true limit is lower
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gc.set_threshold(20_000, 20, 20)
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc's
         for knob, value in _MALLOC_KNOBS.items():

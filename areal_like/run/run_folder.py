@@ -112,7 +112,10 @@ def is_going_on(run: Path) -> bool:
 
 
 def _lives(pid: object) -> bool:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, TypeError, OverflowError):
+        if not Path("/proc/self").exists():  # no Linux
+            os.kill(pid, 0)  # type: ignore[arg-type]
+            return True
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     return False
 

@@ -255,7 +255,7 @@ class Dealer:
     def __init__(self, endpoint: str, name: str, peer: str, **how: Unpack[Security]):
         self.socket, self.link = _dealer(zmq.Context.instance(), endpoint, name, peer, {"role": "operator", **how})
         self._lock, self._owner = threading.Lock(), threading.get_ident()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._wake = turns.Wake()
 
     def send(self, message: Message, payloads: Payloads = ()) -> None:
         """Queue a message. Raises BusError if the other side has refused this one: libzmq then has no queue."""
@@ -266,7 +266,7 @@ class Dealer:
                 self.link.check()
                 raise BusError(f"the {self.link.peer} has closed the connection: nothing can be sent") from None
         if threading.get_ident() != self._owner:
-            os.eventfd_write(self._wake, 1)
+            self._wake.set()
 
     def receive(self, timeout: float) -> Received | None:
         """The next message, or None after `timeout` seconds. Raises WireError; BusError if this side is refused."""
@@ -281,14 +281,13 @@ class Dealer:
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            turns.wait(left if self.link.connections else min(left, 0.5), self.socket.FD, self._wake)
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
+            turns.wait(left if self.link.connections else min(left, 0.5), self.socket.FD, self._wake.descriptor)
+            self._wake.clear()
 
     def close(self) -> None:
         self.link.close()
         self.socket.close(linger=200)
-        os.close(self._wake)
+        self._wake.close()
 
 
 class AsyncDealer:

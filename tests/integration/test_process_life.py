@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from scripts.following.running import Running
 from scripts.ledger import audit
 from tests.forked import until
 from tests.integration.living import Run, processes
-from tests.integration.runs import rows, summary, train
+from tests.integration.runs import REPOSITORY, rows, summary, train
 
 pytestmark = pytest.mark.integration
 
@@ -273,3 +274,34 @@ def test_usr1_during_the_start_is_not_lost(live: Run) -> None:
     live.until("the buffer", (live.folder / "rendezvous" / "buffer.json").exists)
     live.process.send_signal(signal.SIGUSR1)
     assert live.end() == 75 and "paused at a checkpoint" in live.text()
+
+
+LINUXS = """
+import ctypes, os
+from pathlib import Path
+
+for name in [*dir(os)]:
+    if name.startswith(("eventfd", "sched_", "posix_fadvise", "fdatasync", "memfd", "pidfd")):
+        delattr(os, name)
+found, exists = ctypes.CDLL.__getattr__, Path.exists
+
+def without(library, name):
+    if name in ("prctl", "mallopt"):
+        raise AttributeError(name)
+    return found(library, name)
+
+ctypes.CDLL.__getattr__ = without
+Path.exists = lambda path, **knobs: not str(path).startswith("/proc") and exists(path, **knobs)
+"""
+
+
+@pytest.mark.parametrize("launcher", ["local", "inline"])
+def test_a_run_needs_nothing_that_only_linux_has(tmp_path: Path, launcher: str) -> None:
+    """The calls of the standard library that macOS lacks are taken away from all of its processes."""
+    (tmp_path / "sitecustomize.py").write_text(LINUXS)
+    command = [sys.executable, "-m", "scripts.train", "copy4", f"launcher={launcher}", f"run.dir={tmp_path / 'runs'}"]
+    command += ["run.steps=2", "run.target_reward=null", "eval.prompts=4", "actors.count=1"]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["step"] for row in rows(next((tmp_path / "runs").iterdir()))] == [1, 2]
