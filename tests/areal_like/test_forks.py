@@ -224,3 +224,30 @@ def test_who_waits_is_passed_over_until_there_is_news(ring: Ring) -> None:
     ring.until_done()
     assert ring.noted == ["0", "1", "2", "news"]
     os.close(news)
+
+
+def test_who_blocks_outside_lets_the_others_go_on_and_helpers_take_turns(ring: Ring) -> None:
+    def work() -> None:
+        helper = turns.thread("helper", lambda: ring.noted.append("helper"))
+        helper.start()
+        with turns.outside():
+            helper.join(20.0)
+        ring.noted.append("joined")
+
+    ring.start("works", work)
+    ring.until_done()
+    assert ring.noted == ["helper", "joined"]
+
+
+def test_the_end_raises_in_who_waits_and_all_run_at_once(ring: Ring) -> None:
+    def wait() -> None:
+        with pytest.raises(SystemExit):
+            turns.sleep(100.0)
+        ring.noted.append("ended")
+
+    member = ring.start("waits", wait)
+    turns.sleep(0.05)
+    member.error = SystemExit()
+    ring.close()
+    assert ring.noted == ["ended"]
+    ring.turns = turns.TurnOrder()  # for the fixture

@@ -173,3 +173,10 @@ def test_compiled_layers_have_as_many_graphs_whatever_the_batch(monkeypatch):
         counts.append(len(graphs))
     torch.testing.assert_close(compiled.optimizer.gradient, plain.optimizer.gradient, rtol=1e-3, atol=1e-5)
     assert 0 < counts[4] == counts[-1] <= 8, counts
+
+
+def test_a_model_that_changes_its_logits_behind_the_head_is_refused():
+    model = tiny_model()
+    model.config.final_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match="final_logit_softcapping"):
+        use_logprob_head(model, 1 << 20)

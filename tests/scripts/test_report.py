@@ -23,7 +23,7 @@ from scripts.console.output import visible
 from scripts.following.running import NotRunning, Running
 from scripts.report import as_json, library, page
 from scripts.reporting.contents import contents, series
-from scripts.reporting.excerpts import MOST_TOKENS, excerpt, excerpts
+from scripts.reporting.excerpts import MOST_TOKENS, excerpt, excerpts, pieces
 from scripts.samples import Texts
 from scripts.starting import earlier_runs
 from scripts.timeline import main, shares, timeline
@@ -314,3 +314,10 @@ def test_a_band_is_the_mean_where_all_curves_are() -> None:
     assert mean == pytest.approx(x + 1)
     assert low == pytest.approx(x, abs=1e-9)
     assert np.isnan(band([([0, 1], [0, 1])])[2]).all()
+
+
+def test_tokens_within_a_letter_leave_its_text_to_the_last() -> None:
+    texts = Texts.__new__(Texts)
+    texts._codec = Bytes()
+    tokens = [*"a€b".encode(), 0xE2]
+    assert pieces(tokens, texts) == ["a", "", "", "€", "b", "\ufffd"]
