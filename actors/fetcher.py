@@ -42,7 +42,7 @@ class Fetcher:
         """Fetch the hops of a part, a base snapshot into its place. Raises Desync, Superseded, Unreachable."""
         replica, base_snapshot, messages = self._replica, None, list[memoryview]()
         layout = replica.layouts[part]
-        put = lambda offset, chunk: layout.copy_in(chunk, offset, replica.state.buffer)  # noqa: E731
+        put = lambda offset, chunk: layout.copy_in(chunk, offset, replica.state)  # noqa: E731
         for hop in hops:
             base, version, nbytes, checksum = hop
             if base == NOTHING:

@@ -4,9 +4,10 @@
 
 Waits for an announcement (unblocked by the buffer) and then for the plan and chunks (unblocked by the publisher, or by
 a relay: `actors.sources`) of each part of the weights, one per rank of the learner. The replica
-(`areal_like.weights.replica`) lies beside the live weights; only with all of a version in it and a right digest does
-the engine get the update, between two decode steps. A thread applies large updates, so generation continues. Overtaken
-versions are skipped. Each mismatch (a checksum, a base, a digest) is counted by reason, and leads to whole weights.
+(`areal_like.weights.replica`) lies beside the live weights, on a GPU where the engine computes there; only with all of
+a version in it and a right digest does the engine get the update, between two decode steps. A thread applies large
+updates, so generation continues. Overtaken versions are skipped. Each mismatch (a checksum, a base, a digest) is
+counted by reason, and leads to whole weights.
 """
 
 import asyncio
@@ -60,7 +61,7 @@ class Subscriber:
         self.probe: ServedProbe | None = None
         self._newest: Manifest | None = None
         self._news, self._sweep_every = asyncio.Event(), sweep_every
-        self.replica = Replica(state)
+        self.replica: Replica = getattr(engine, "replica_of", Replica)(state)
         self.fetcher = Fetcher(self.sources, self.replica)
         self.digests: dict[int, str] = {}
         self.full_syncs: Counter[str] = Counter()

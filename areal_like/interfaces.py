@@ -146,10 +146,11 @@ class RolloutEngine(Protocol):
     model is a transformers model rounded to the published bits; with `needs_folder = True`, too, as `Engine(model,
     folder, *, knobs)`, a folder for files of its own processes. `slots` is how many sequences it takes at once.
 
-    Two methods are optional. `progress() -> dict[str, int]`: the tokens so far of each request that is being decoded
+    Three methods are optional. `progress() -> dict[str, int]`: the tokens so far of each request that is being decoded
     (`buffer.lease_timeout`); without it an engine must detect its own hangs. `async logprobs_of(sequences) ->
     list[Scored]`: the logprobs of token sequences by each of its servers; with it the engine is probed
-    (`actors.probe_check`), and has an attribute `dtype`, in which it multiplies matrices."""
+    (`actors.probe_check`), and has an attribute `dtype`, in which it multiplies matrices. `replica_of(state)`: where
+    published bits, `state` at first, are kept for it (`areal_like.weights.replica`; by default in main memory)."""
 
     version: int
     digest: str

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
+from typing import Any
 
 from areal_like.weights.codec import Encoder, Lanes
 from areal_like.weights.digest import kernels_for
@@ -43,25 +44,27 @@ class CastProgress:
 
 class PartEncoder:
     """Encodes the steps from one version of a part to the next. `state` is the first version; `overlap` allows several
-    threads, which large weights use: kernels need no interpreter."""
+    threads, which large weights use: kernels need no interpreter. A state on a device finds its changes itself."""
 
-    def __init__(self, layout: Layout, state: State, overlap: bool):
+    def __init__(self, layout: Layout, state: Any, overlap: bool):
         several = overlap and kernels_for(layout.nbytes) is not None
         self._pool = ThreadPoolExecutor(ENCODERS, "encoding") if several else None
         self._encoders = SimpleQueue[Encoder]()
-        for _ in range(ENCODERS if several else 1):
+        for _ in range(0 if state.in_place else ENCODERS if several else 1):
             self._encoders.put(Encoder(layout))
-        self.layout, self.lanes = layout, Lanes(layout, state.words)
+        self.layout = layout
+        self.lanes: Any = state.follow(layout) if state.in_place else Lanes(layout, state.words)
 
-    def encode(self, base: State, state: State, cast: CastProgress) -> tuple[list[bytes], Counter[str]]:
+    def encode(self, base: State, state: Any, cast: CastProgress) -> tuple[list[bytes], Counter[str]]:
         """The packed blocks from `base` to `state`, each encoded once cast, and counts. `lanes` become `state`'s."""
 
         def encoded(block: Block) -> tuple[Coded, bytes, float]:
             cast.wait_for(block.end)
-            encoder, begin = self._encoders.get(), time.monotonic()
-            coded = encoder.encode(block, base.buffer, state.buffer, self.lanes)
+            encoder, begin = None if state.in_place else self._encoders.get(), time.monotonic()
+            coded = encoder.encode(block, base.buffer, state.buffer, self.lanes) if encoder else state.coded(block)
             packed = pack(coded)  # before the encoder's memory is used again
-            self._encoders.put(encoder)
+            if encoder:
+                self._encoders.put(encoder)
             return coded, packed, time.monotonic() - begin
 
         packs, counts = list[bytes](), Counter[str]()

@@ -2,7 +2,8 @@
 
 The learner waits only while it casts its weights into a spare buffer, or while the previous publication still runs. The
 thread takes each block as soon as it is cast. Two buffers take turns: the newest version is the base of the next, then
-its spare. With `overlap: false` the learner waits until the end.
+its spare. Weights on a GPU are compared there with the last published bits, which they overwrite: only changes come to
+the host (`areal_like.weights.device`). With `overlap: false` the learner waits until the end.
 
 Each rank of a learner does this with its own part of the weights, and serves it. When all parts of a version can be
 fetched, the ranks exchange lanes, which add up to the digest of the whole, and the first rank announces it. No process
@@ -151,7 +152,8 @@ class Publisher:
     def _free_state(self) -> State | None:
         if not self._newest or not self._history:
             return None
-        state = self._spare or State(self._newest.specs, part=self._newest.part, parts=self._newest.parts)
+        newest = self._newest
+        state = newest if newest.in_place else self._spare or State(newest.specs, part=newest.part, parts=newest.parts)
         self._history.release(state)
         return state
 
@@ -194,11 +196,11 @@ class Publisher:
             self._part, self._encoder = state.part, PartEncoder(layout, state, self._coding.overlap)
             self._history = History(layout, keep=self._coding.keep, snapshot_every=self._coding.snapshot_every)
             lanes = self._encoder.lanes.total()
-            digest = text_of(lanes, state.words.size)
+            digest = text_of(lanes, state.nbytes // ALIGN)
         else:
             blocks, counts = self._encoder.encode(self._newest, state, cast)
             lanes = self._encoder.lanes.total()
-            digest = text_of(lanes, state.words.size)
+            digest = text_of(lanes, state.nbytes // ALIGN)
             head = DeltaHead(self._history.version, version, self._history.digest, digest)
             message = write(head, self._encoder.layout, blocks)
             counts["delta_bytes"] = len(message)

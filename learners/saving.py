@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from areal_like.machine import free_memory
 from areal_like.models.causal_lm import read_state, save_as_published
+from areal_like.weights.device import DeviceState, state_on
 from areal_like.weights.state import State, TensorSpec
 from learners.adapters import Adapters
 from learners.collectives import Ranks
@@ -33,8 +34,10 @@ class Saving:
     def snapshot(self, into: State | None = None, done: Callable[[int], None] | None = None) -> State:
         """The published bits of this rank's part of the current weights, in `into` or a new buffer that belongs to the
         caller; `done` as for `read_state`. All ranks must call this at the same time."""
-        state = into or State(self.specs, part=self.ranks.rank, parts=self.ranks.count)
-        read_state(OwnPart(self._weights(), self.specs, self.ranks), state, done)
+        device = next(self.model.parameters()).device
+        state = into or state_on(device, self.specs, self.ranks.rank, self.ranks.count)
+        weights = OwnPart(self._weights(), self.specs, self.ranks)
+        state.write(weights, done) if isinstance(state, DeviceState) else read_state(weights, state, done)
         return state
 
     def _weights(self) -> Mapping[str, Tensor]:

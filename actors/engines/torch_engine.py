@@ -40,7 +40,9 @@ from areal_like.interfaces import Scored
 from areal_like.models.causal_lm import write_state
 from areal_like.sampling import uniforms
 from areal_like.types import Completion, Finish, Limits
-from areal_like.weights.replica import Update
+from areal_like.weights.device import replica_on
+from areal_like.weights.replica import Replica, Update
+from areal_like.weights.state import State
 
 PEACE = 32
 """Decode steps without preemption after which one more sequence may run."""
@@ -160,6 +162,10 @@ class TorchEngine:
         applied = asyncio.get_running_loop().create_future()
         self._loads.append((update, applied))
         await applied
+
+    def replica_of(self, state: State | None) -> Replica:
+        """The replica for this engine's weights, which begin with `state`: on a GPU, beside them."""
+        return replica_on(self._device, state)
 
     def abort(self, requests: Iterable[str]) -> None:
         names = set(requests)

@@ -35,7 +35,6 @@ from areal_like.models.experts import Routing
 from areal_like.models.model_folder import ROUTED
 from areal_like.weights.replica import Changes
 from areal_like.weights.state import ALIGN, State, TensorSpec
-from areal_like.weights.transfer import Outbound
 
 logging.disable_progress_bar()  # each has a semaphore, which a role that is ended would leave behind
 _BITS_AS_NUMPY = {1: np.uint8, 2: np.int16, 4: np.int32}
@@ -203,26 +202,20 @@ def tensors_of(state: State) -> Iterator[tuple[str, torch.Tensor]]:
 def read_state(tensors: Mapping[str, torch.Tensor], state: State, done: Callable[[int], None] | None = None) -> None:
     """Round tensors to the state's dtypes (nearest even) and write their bits into it; of a state that is a part, the
     elements that it has. `done` receives after each tensor the number of bytes of the buffer written so far."""
-    offset, outbound = 0, None
+    offset = 0
     for spec, bits in state.tensors():
         tensor = tensors[spec.name].detach()
         offset += -(-bits.nbytes // ALIGN) * ALIGN
-        arrived = functools.partial(done or (lambda _: None), offset)
-        if tensor.is_cuda:
-            outbound = outbound or Outbound(tensor.device)
-            outbound.copy(tensor, _as_torch(spec, bits), arrived)
-        else:
-            _as_torch(spec, bits).view(tensor.shape).copy_(tensor)
-            arrived()
-    if outbound:
-        outbound.drain()
+        _as_torch(spec, bits).view(tensor.shape).copy_(tensor)
+        if done:
+            done(offset)
 
 
 @torch.no_grad()
 def write_state(state: State, tensors: dict[str, torch.Tensor], changes: Changes | None = None) -> None:
     """Copy published bits, or those that `changes` name, into tensors of the same names and shapes."""
     for index, (spec, bits) in enumerate(state.tensors()):
-        source, target = _as_torch(spec, bits), tensors[spec.name]
+        source, target = bits if isinstance(bits, torch.Tensor) else _as_torch(spec, bits), tensors[spec.name]
         if changes is None:
             target.copy_(source.view(spec.shape))
             continue
@@ -231,7 +224,7 @@ def write_state(state: State, tensors: dict[str, torch.Tensor], changes: Changes
             if isinstance(where, slice):
                 flat[where].copy_(source[where])
             else:
-                places = torch.from_numpy(where)
+                places = where if isinstance(where, torch.Tensor) else torch.from_numpy(where)
                 flat[places.to(flat.device)] = source[places].to(flat.device).to(flat.dtype)
 
 

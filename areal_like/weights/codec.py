@@ -16,7 +16,8 @@ from areal_like.weights.planes import DENSE, GAPS, MASK, SKIP, Coded, Part
 
 GAPS_BELOW = 1 / 12
 """Density up to which gaps are shorter than a mask."""
-_SAMPLES, _SAMPLE = 8, 1024
+SAMPLES, SAMPLE = 8, 1024
+"""Stretches of a segment that compiled kernels look at first, and elements of each."""
 _SLACK = 8192
 """Elements by which kernels may go beyond a limit before they stop."""
 
@@ -120,10 +121,28 @@ def _mask_bytes(segment: Segment, density: float, escapes: float) -> float:
     return 1 / 8 + density / 2 + escapes * segment.width / 8
 
 
+def chosen(segment: Segment, count: int, escapes: int, sample: tuple[float, float]) -> int:
+    """The coding that an `Encoder` chooses where a segment that is not plain has this many changes and large steps, and
+    `_sampled` gives `sample` (0, 0: it does not look)."""
+    if sample[0] <= 1.2 * GAPS_BELOW and count <= int(segment.count * GAPS_BELOW):
+        return GAPS if count else SKIP
+    likely = _mask_bytes(segment, *sample) < 1.1 * segment.width / 8
+    shorter = _mask_bytes(segment, count / segment.count, escapes / segment.count) < segment.width / 8
+    return MASK if likely and shorter else DENSE
+
+
+def stride(count: int) -> int:
+    """Elements from the begin of a sampled stretch to that of the next."""
+    return max(SAMPLE, count // SAMPLES)
+
+
+def sample_size(count: int) -> int:
+    return sum(min(SAMPLE, count - start) for start in range(0, count, stride(count)))
+
+
 def _sampled(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
     """The shares of changes, and of steps too large for a short code, in a few stretches spread over the segment."""
-    step = max(_SAMPLE, before.size // _SAMPLES)
-    pieces = [slice(start, start + _SAMPLE) for start in range(0, before.size, step)]
+    pieces = [slice(start, start + SAMPLE) for start in range(0, before.size, stride(before.size))]
     old, new = (np.concatenate([each[piece] for piece in pieces]) for each in (before, after))
     changed = old != new
     codes = plain.steps(old[changed], new[changed])

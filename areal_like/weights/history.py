@@ -101,7 +101,7 @@ class History:
             route = self._route(start, version)
             if route or start == version:
                 copy = self._base_snapshot[1] if self._base_snapshot else np.empty(self._layout.nbytes, np.uint8)
-                self._layout.copy_out(self._states[start].buffer, copy)
+                self._layout.copy_out(self._states[start], copy)
                 self._base_snapshot = (Hop(NOTHING, start, copy.nbytes, ""), copy)
                 return [self._base_snapshot[0], *route]
         return []

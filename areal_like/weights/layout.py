@@ -13,7 +13,7 @@ from itertools import accumulate
 import numpy as np
 import xxhash
 
-from areal_like.weights.state import TensorSpec, spans
+from areal_like.weights.state import State, TensorSpec, spans
 
 MIN_COUNT = 4096
 """Below this many elements a tensor gets no coding of its own."""
@@ -85,21 +85,21 @@ class Layout:
                 self.nbytes += length
             offset += spec.space
         self._close(found)
-        self._spans = [(0, self.nbytes)] if apart else spans(specs, part, parts)
-        self._ends = list(accumulate(stop - start for start, stop in self._spans))
+        self.spans = [(0, self.nbytes)] if apart else spans(specs, part, parts)
+        self._ends = list(accumulate(stop - start for start, stop in self.spans))
 
-    def copy_out(self, buffer: np.ndarray, into: np.ndarray) -> None:
-        """The part's bytes in a buffer, one after the other, into uint8 [nbytes]."""
-        for (start, stop), end in zip(self._spans, self._ends, strict=True):
-            into[end - (stop - start) : end] = buffer[start:stop]
+    def copy_out(self, state: State, into: np.ndarray) -> None:
+        """The part's bytes in a state, one after the other, into uint8 [nbytes]."""
+        for (start, stop), end in zip(self.spans, self._ends, strict=True):
+            state.copy_out(start, stop, into[end - (stop - start) : end])
 
-    def copy_in(self, chunk: np.ndarray, offset: int, buffer: np.ndarray) -> None:
-        """Bytes of the part that begin with number `offset`, to their places in a buffer."""
+    def copy_in(self, chunk: np.ndarray, offset: int, state: State) -> None:
+        """Bytes of the part that begin with number `offset`, to their places in a state."""
         place, done = bisect_right(self._ends, offset), 0
         while done < chunk.size:
             left = self._ends[place] - offset - done  # of the span
-            length, stop = min(chunk.size - done, left), self._spans[place][1]
-            buffer[stop - left : stop - left + length] = chunk[done : done + length]
+            length, stop = min(chunk.size - done, left), self.spans[place][1]
+            state.copy_in(stop - left, chunk[done : done + length])
             done, place = done + length, place + 1
 
     def _segment(self, tensor: int, spec: TensorSpec, offset: int, begin: int, length: int) -> Segment:

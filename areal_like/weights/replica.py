@@ -9,6 +9,7 @@ and of the whole. On a mismatch it raises `Desync`, and holds nothing until it g
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,17 +17,17 @@ from areal_like.weights import plain
 from areal_like.weights.codec import Lanes
 from areal_like.weights.delta import Delta, Message, advance, read
 from areal_like.weights.digest import text_of
-from areal_like.weights.layout import Layout
+from areal_like.weights.layout import Layout, Segment
 from areal_like.weights.planes import GAPS, DeltaError
-from areal_like.weights.state import State, TensorSpec
+from areal_like.weights.state import ALIGN, State, TensorSpec
 
 NOTHING = -1
 """The version of a replica that holds no weights."""
 SINGLY_BELOW = 1 / 32
 """Up to this share of changed elements they are written one by one: 10 ns each, against 0.25 ns in a row."""
 
-Where = slice | np.ndarray
-"""Elements of a tensor, flat: a stretch, or places int64."""
+Where = Any
+"""Elements of a tensor, flat: a slice, or places int64: of NumPy, or of torch on the device of the state."""
 
 
 @dataclass(slots=True)
@@ -38,10 +39,13 @@ class Changes:
 
     def add(self, delta: Delta) -> None:
         for segment, coding, planes in (part for block in delta.blocks for part in block):
-            where: Where = slice(segment.first, segment.first + segment.count)
-            if coding == GAPS and planes[0].size <= segment.count * SINGLY_BELOW:
-                where = plain.places_of(*planes[:2]) + segment.first
-            self.tensors[segment.tensor].append(where)
+            singly = coding == GAPS and planes[0].size <= segment.count * SINGLY_BELOW
+            self.note(segment, plain.places_of(*planes[:2]) + segment.first if singly else None)
+
+    def note(self, segment: Segment, where: Where | None) -> None:
+        """Add elements of the segment's tensor, or the whole segment."""
+        stretch = slice(segment.first, segment.first + segment.count)
+        self.tensors[segment.tensor].append(stretch if where is None else where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +77,13 @@ class Route:
 class _Part:
     """State of a part of the weights: `version`, with the lanes and the digest of its bits."""
 
-    def __init__(self, layout: Layout, state: State):
+    def __init__(self, layout: Layout, lanes: Any):
         self.layout = layout
-        self.begin(NOTHING, state)
+        self.begin(NOTHING, lanes)
 
-    def begin(self, version: int, state: State) -> None:
-        """Its bits were written."""
-        self.version, self.lanes = version, Lanes(self.layout, state.words)
+    def begin(self, version: int, lanes: Any) -> None:
+        """Its bits were written, and have these lanes."""
+        self.version, self.lanes = version, lanes
         self.digest = text_of(self.lanes.total(), self.layout.nbytes // 8)
 
 
@@ -111,9 +115,9 @@ class Replica:
         if self._initial is not None and self._initial.specs == specs:
             self.state = self._initial
         elif self.state.specs != specs:
-            self.state = State(specs)
+            self.state = self._empty(specs)
         self._initial = None
-        self._parts = [_Part(layout, self.state) for layout in self.layouts]
+        self._parts = [_Part(layout, self._lanes(layout)) for layout in self.layouts]
         self.digest = self._digest()
         self._changes = Changes(self.digest)
 
@@ -137,7 +141,7 @@ class Replica:
             deltas = [[read(message, part.layout) for message in route.messages] for part, route in pairs]
             for (part, route), steps in zip(pairs, deltas, strict=True):
                 if route.base_snapshot is not None:
-                    part.begin(route.base_snapshot, self.state)
+                    part.begin(route.base_snapshot, self._lanes(part.layout))
                 for delta in steps:
                     self._advance(part, delta)
             self.digest = self._digest()
@@ -153,12 +157,25 @@ class Replica:
         head = delta.head
         if (head.base, head.base_digest) != (part.version, part.digest):
             raise Desync("wrong base", f"a delta from version {head.base}, and here is {part.version}")
-        part.version, part.digest = NOTHING, advance(delta, part.layout, self.state, part.lanes)
-        if self._changes:
-            self._changes.add(delta)
+        part.version, part.digest = NOTHING, self._apply(delta, part.layout, part.lanes)
         if part.digest != head.digest:
             raise Desync("wrong digest", f"after the delta from version {head.base} to {head.version}")
         part.version = head.version
+
+    # Of a state in main memory; `areal_like.weights.device` has that of others
+
+    def _empty(self, specs: list[TensorSpec]) -> State:
+        return State(specs)
+
+    def _lanes(self, layout: Layout) -> Any:
+        return Lanes(layout, self.state.words)
+
+    def _apply(self, delta: Delta, layout: Layout, lanes: Any) -> str:
+        """Advance the state, its lanes and `_changes`; returns the layout's new digest."""
+        digest = advance(delta, layout, self.state, lanes)
+        if self._changes:
+            self._changes.add(delta)
+        return digest
 
     def changes(self) -> Changes | None:
         """Changes since the last call, relative to the bits held then; None: anything may have changed."""
@@ -174,4 +191,4 @@ class Replica:
 
     def _digest(self) -> str:
         lanes = sum((part.lanes.total() for part in self._parts), np.zeros(2, np.uint64))
-        return text_of(lanes, self.state.words.size)
+        return text_of(lanes, self.state.nbytes // ALIGN)

@@ -9,6 +9,7 @@ that begin in its shard, so parts tile the weights, and numbers of words (change
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -78,11 +79,17 @@ class State:
     """A model's weights, or one of the `parts` of them, tensor by tensor in `buffer` (uint8 [nbytes]) in the order of
     `specs`, the table of the whole. Raises ValueError if a given `buffer` has another size or is not aligned."""
 
+    in_place = False
+    """Whether a learner overwrites this version by the next: otherwise two states take turns."""
+
     def __init__(self, specs: list[TensorSpec], buffer: np.ndarray | None = None, *, part: int = 0, parts: int = 1):
         self.specs, self.part, self.parts = specs, part, parts
-        self._spans = spans(specs, part, parts)
-        self.nbytes = sum(stop - start for start, stop in self._spans)
-        self.buffer = np.zeros(self.nbytes, np.uint8) if buffer is None else buffer
+        self.spans = spans(specs, part, parts)
+        self.nbytes = sum(stop - start for start, stop in self.spans)
+        self._hold(buffer)
+
+    def _hold(self, buffer: np.ndarray | None) -> None:
+        self.buffer: Any = np.zeros(self.nbytes, np.uint8) if buffer is None else buffer
         if self.buffer.nbytes != self.nbytes:
             raise ValueError(f"weights buffer holds {self.buffer.nbytes} bytes where the tensors need {self.nbytes}")
         if self.buffer.ctypes.data % ALIGN:
@@ -91,25 +98,41 @@ class State:
     @property
     def words(self) -> np.ndarray:
         """The buffer as uint64 [nbytes / 8]."""
-        return self.buffer.view(np.uint64)
+        words: np.ndarray = self.buffer.view(np.uint64)
+        return words
 
-    def tensors(self) -> Iterator[tuple[TensorSpec, np.ndarray]]:
-        """(spec, flat view of the bits of its elements that are here), to read or write."""
+    def places(self) -> Iterator[tuple[TensorSpec, int, int]]:
+        """(spec, the byte with which its elements that are here begin, and the byte with which they end)."""
         at = 0
         for spec in self.specs:
             first, end = spec.cuts(self.parts)[self.part : self.part + 2]
-            length = max(0, min(end, spec.nbytes) - first)  # a part may begin in the padding, and have nothing
-            yield spec, self.buffer[at : at + length].view(BITS[spec.dtype])
+            yield spec, at, at + max(0, min(end, spec.nbytes) - first)  # a part may begin in the padding
             at += end - first
+
+    def tensors(self) -> Iterator[tuple[TensorSpec, Any]]:
+        """(spec, flat view of the bits of its elements that are here), to read or write."""
+        for spec, start, stop in self.places():
+            yield spec, self.buffer[start:stop].view(BITS[spec.dtype])
+
+    def copy_out(self, start: int, stop: int, into: np.ndarray) -> None:
+        """Copy these bytes of the buffer into an array."""
+        into[:] = self.buffer[start:stop]
+
+    def copy_in(self, start: int, chunk: np.ndarray) -> None:
+        """Overwrite the bytes of the buffer from `start` on."""
+        self.buffer[start : start + chunk.size] = chunk
 
     def lanes(self) -> Lanes:
         """The lanes of the digest, computed over all bits."""
         lanes, at = np.zeros(2, np.uint64), 0
-        for start, stop in self._spans:
-            length = (stop - start) // ALIGN
-            lanes += lanes_of(self.words[at : at + length], start // ALIGN)
-            at += length
+        for start, stop in self.spans:
+            lanes += self.swept(at, at + stop - start, start // ALIGN)
+            at += stop - start
         return lanes
 
+    def swept(self, start: int, stop: int, first_word: int) -> Lanes:
+        """The lanes of these bytes of the buffer, which begin with this word of the whole weights."""
+        return lanes_of(self.words[start // ALIGN : stop // ALIGN], first_word)
+
     def digest(self) -> str:
-        return text_of(self.lanes(), self.words.size)
+        return text_of(self.lanes(), self.nbytes // ALIGN)

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from actors.subscriber import Subscriber
 from areal_like.launch import inline
 from areal_like.run.api import Run
+from areal_like.weights import device
 from scripts import ledger
 from scripts import train as command
 from tests.integration.living import train_in_processes
@@ -58,6 +60,23 @@ def test_parts_of_rewards_reach_metrics_and_samples_and_groups_do_without_sample
     }
     assert set(counts.values()) & {2, 3}, "a group is trained without them"
     assert summary(run)["steps"] == 4 and ledger.main([str(run), "--verify"]) == 0
+
+
+@pytest.mark.parametrize("more", [[], ["learner.lora={rank: 2}"]], ids=["whole", "adapters"])
+def test_weights_that_stay_on_a_device_are_those_of_the_host(tmp_path: Path, monkeypatch, more: list[str]) -> None:
+    """Learner and actor compare, digest and write the bits there, from the first version on and after a resume."""
+    common = ["mode=sync", *EXACT, "weights.sweep_every=2", *more]
+    host = train(tmp_path, "host", *common, "run.steps=5")
+    seen = list[type]()
+    monkeypatch.setattr(device, "ON_DEVICE", {"cpu"})
+    close = Subscriber.close
+    monkeypatch.setattr(Subscriber, "close", lambda each: (seen.append(type(each.replica.state)), close(each)))
+    ours = train(tmp_path, "device", *common, "run.steps=3")
+    train(tmp_path, ours.name, *common, "run.steps=5", f"resume={ours}")
+    assert published(ours) == published(host) and len(set(published(host))) == 6
+    assert seen == 4 * [device.DeviceState]
+    for row, other in zip(rows(ours), rows(host), strict=True):
+        assert all(row.get(name) == other.get(name) for name in ("loss", "publish/delta_bytes", "publish/density"))
 
 
 def test_an_error_of_a_role_is_the_runs_error_with_its_frames(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:

@@ -50,7 +50,7 @@ def changed(state: State, density: float, rng: np.random.Generator, small: float
 def in_parts(whole: State, parts: int, block: int) -> list[State]:
     states = [State(whole.specs, part=part, parts=parts) for part in range(parts)]
     for part, state in enumerate(states):
-        Layout(whole.specs, block, part, parts).copy_out(whole.buffer, state.buffer)
+        Layout(whole.specs, block, part, parts).copy_out(whole, state.buffer)
     return states
 
 

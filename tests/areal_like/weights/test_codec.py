@@ -175,7 +175,7 @@ def test_parts_tile_the_weights_and_their_digests_add_up(shapes, dtype, parts) -
         sizes = [sum(each.stop - each.start for each in block.segments) for block in layout.blocks]
         assert sum(sizes) == layout.nbytes and max(sizes, default=0) <= BLOCK
         for start in range(0, state.nbytes, 999):
-            layout.copy_in(state.buffer[start : start + 999], start, again.buffer)
+            layout.copy_in(state.buffer[start : start + 999], start, again)
     assert sum(state.nbytes for state in states) == whole.nbytes
     assert again.buffer.tobytes() == whole.buffer.tobytes()
     lanes = sum((state.lanes() for state in states), np.zeros(2, np.uint64))

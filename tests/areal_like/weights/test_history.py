@@ -1,10 +1,15 @@
 """The core of publisher and subscriber without sockets: after any loss, damage, skip or restart, an actor that
 reports a version holds its bits."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import pytest
+import torch
 
 from areal_like.weights import history as history_module
+from areal_like.weights.device import DeviceReplica
 from areal_like.weights.history import History, Hop
 from areal_like.weights.layout import Layout
 from areal_like.weights.replica import NOTHING, Desync, Replica, Route
@@ -51,8 +56,8 @@ class Learner:
 
 
 class Actor:
-    def __init__(self, parts: int = 1) -> None:
-        self.replica, self.fetched, self.desyncs = Replica(), 0, []
+    def __init__(self, parts: int = 1, replica: Callable[[], Replica] = Replica) -> None:
+        self.replica, self.fetched, self.desyncs = replica(), 0, []
         self.replica.shape(SPECS, BLOCK, parts)
 
     def sync(self, learner: Learner, version: int, spoil=lambda hop, data: data) -> bool:
@@ -79,7 +84,7 @@ class Actor:
             if hop.base == NOTHING:
                 base_snapshot = hop.version
                 self.replica.forget(part)
-                self.replica.layouts[part].copy_in(np.frombuffer(data, np.uint8), 0, self.replica.state.buffer)
+                self.replica.layouts[part].copy_in(np.frombuffer(data, np.uint8), 0, self.replica.state)
             else:
                 messages.append(data)
         return Route(base_snapshot, messages) if messages or base_snapshot is not None else None
@@ -111,18 +116,20 @@ class Mishaps:
         return data
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-def test_many_versions_with_every_mishap(parts: int) -> None:
+@pytest.mark.parametrize(
+    ("parts", "replica"), [(1, Replica), (3, Replica), (3, partial(DeviceReplica, torch.device("cpu")))]
+)
+def test_many_versions_with_every_mishap(parts: int, replica: Callable[[], Replica]) -> None:
     """Joins, restarts, sleep, losses, broken messages, bits that rot: after each acknowledged version the actor's bits
     are the learner's; at every other moment it reports the version that it holds, or none."""
     learner, chance = Learner(parts=parts), seeded(1)
-    actors, acknowledged, spoil = [Actor(parts) for _ in range(3)], 0, Mishaps(chance)
+    actors, acknowledged, spoil = [Actor(parts, replica) for _ in range(3)], 0, Mishaps(chance)
     for _ in range(160):
         learner.step(float(chance.choice([0.0, 0.0005, 0.01, 0.01, 0.1, 0.6])))
         for i, actor in enumerate(actors):
             event = chance.random()
             if event < 0.01:
-                actor = actors[i] = Actor(parts)
+                actor = actors[i] = Actor(parts, replica)
             elif event < 0.02 and actor.replica.version != NOTHING:
                 actor.replica.state.buffer[chance.integers(actor.replica.state.nbytes)] ^= 1
                 assert not actor.replica.sweep(), "a full sweep sees a bit that has changed by itself"

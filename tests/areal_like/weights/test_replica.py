@@ -1,15 +1,16 @@
-"""The weights that a replica holds, keeps and discards, the changes that an engine writes after an update, and copies
-from and to a device."""
+"""The weights that a replica holds, keeps and discards, and the changes that an engine writes after an update."""
+
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from areal_like.models.causal_lm import write_state
+from areal_like.weights.device import DeviceReplica
 from areal_like.weights.layout import Layout
 from areal_like.weights.replica import NOTHING, Desync, Replica, Route
 from areal_like.weights.state import State, TensorSpec
-from areal_like.weights.transfer import Outbound
 from tests.areal_like.weights.states import changed, compile_from, message, random_state, specs_of
 from tests.seeds import seeded
 
@@ -98,13 +99,17 @@ def bits_of(tensors: dict[str, torch.Tensor]) -> list[bytes]:
     return [tensor.view(torch.uint8).numpy().tobytes() for tensor in tensors.values() if tensor.numel()]
 
 
-@pytest.mark.parametrize("compiled_from", [0, 1 << 60])
+@pytest.mark.parametrize(
+    ("compiled_from", "make"), [(0, Replica), (1 << 60, Replica), (0, partial(DeviceReplica, torch.device("cpu")))]
+)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
-def test_a_chain_of_deltas_is_written_as_a_full_load_would_and_little_else(dtype, compiled_from, monkeypatch) -> None:
+def test_a_chain_of_deltas_is_written_as_a_full_load_would_and_little_else(
+    dtype, compiled_from, make, monkeypatch
+) -> None:
     compile_from(monkeypatch, compiled_from)
     rng, layout = seeded(0), Layout(specs_of(dtype), BLOCK)
     before = random_state(layout.specs, rng)
-    replica, version = Replica(State(before.specs, before.buffer.copy())), 0
+    replica, version = make(State(before.specs, before.buffer.copy())), 0
     replica.shape(layout.specs, BLOCK)
     assert replica.same_bits(0, before.digest())
     tensors = tensors_of(before)
@@ -120,7 +125,7 @@ def test_a_chain_of_deltas_is_written_as_a_full_load_would_and_little_else(dtype
         write_state(replica.state, tensors, changes)
         assert bits_of(tensors) == bits_of(tensors_of(before))
         named = sum(
-            where.stop - where.start if isinstance(where, slice) else where.size
+            where.stop - where.start if isinstance(where, slice) else len(where)
             for found in changes.tensors.values()
             for where in found
         )
@@ -138,16 +143,3 @@ def test_whole_weights_leave_nothing_to_go_by() -> None:
     replica.take([Route(None, [message(before, after, Layout(SPECS, BLOCK), 5, 6)])], 6, after.digest())
     changes = replica.changes()
     assert changes is not None and changes.since == before.digest() and changes.tensors
-
-
-def test_tensors_larger_than_a_piece_arrive_whole_and_in_order():
-    rng, told = torch.Generator().manual_seed(0), []
-    outbound = Outbound(torch.device("cpu"), piece=64)
-    sources = [torch.randn(shape, generator=rng) for shape in ((7, 31), (), (0, 3), (5,), (1, 200))]
-    targets = [torch.full((source.numel(),), 9.0, dtype=torch.bfloat16) for source in sources]
-    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        expected = source.reshape(-1).bfloat16()
-        outbound.copy(source, target, lambda n=number, t=target, e=expected: told.append((n, torch.equal(t, e))))
-    assert len(told) < len(sources), "the last ones are under way"
-    outbound.drain()
-    assert told == [(number, True) for number in range(len(sources))]
