@@ -6,7 +6,8 @@
 Both read and write a `SlotCache`, after one of its `begin_...`, and the same parameters. With the compute dtype
 bfloat16 both hold the layers' matrices in it, once and exactly (these bits are published), and round the inputs of
 products; embedding, norms, rotary angles, the residual stream and the head stay in float32, as they do for a learner.
-On a GPU `FusedDecoder` also multiplies the head's matrix in bfloat16, into float32 logits.
+On a GPU `FusedDecoder` also multiplies the head's matrix in bfloat16, into float32 logits, and torch compiles the
+operations between two products into one kernel each.
 
 `FusedDecoder` has one matrix product for query, key and value, one for gate and up, and fewer small operations: in
 those small models spend much of a decode step on the CPU. Larger ones spend it in matrix products. torch's in float32
@@ -16,8 +17,10 @@ more per call. bfloat16 products are oneDNN's in torch as well. `ModelDecoder` i
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -28,14 +31,17 @@ from transformers import PreTrainedModel
 from actors.engines.slot_cache import ATTENTION, SlotCache
 from areal_like.models.causal_lm import multiplied_into_float32, round_inputs
 
+log = logging.getLogger(__name__)
 ONE_THREAD = 1 << 15
 """Numbers up to which torch computes a function of each in one thread (its grain size)."""
 LLAMA_LIKE = {"llama", "mistral", "qwen2", "qwen3"}
 """`config.model_type` of the models that `FusedDecoder` knows."""
 ONEDNN_FROM = 1 << 16
 """Elements of a matrix from which oneDNN is faster than MKL, measured with 64 rows."""
-HALF_HEAD = {"cuda"}
-"""Devices whose products of halves into float32 cost less than those of float32."""
+HALF_HEAD = COMPILED = {"cuda"}
+"""Devices whose products of halves into float32 cost less than those of float32; on which small operations are
+compiled."""
+BACKEND = "inductor"
 BLOCK = 64
 """Rows of one product where their number must be the same: for 512 rows 32 cost 3.5 times as much, 64 cost 2.4."""
 
@@ -102,34 +108,65 @@ class FusedDecoder:
         self._cache = cache
         self._embedding = body.embed_tokens
         self._rotary = body.rotary_emb
-        self._norm = body.norm
         self._head = product(head.weight, head.bias, cache.batch_invariant)
         if cache.dtype != torch.float32 and cache.keys.device.type in HALF_HEAD:
             head.weight.data = head.weight.data.to(cache.dtype)  # the embedding's too, where they are tied
             self._head = _half_head(head)
         self._layers = layers
+        self._norms = [norm for layer in layers for norm in layer.norms] + [body.norm]
+        self._rotate, self._add = _rotated, _added
+        self._gate: Callable[..., torch.Tensor] = partial(_gated, layers[0].activation)
+        if cache.keys.device.type in COMPILED:
+            self._rotate, self._gate, self._add = (_compiled(each) for each in (self._rotate, self._gate, self._add))
 
     def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
         self._hidden(tokens, positions, self._cache, keys_only=True)
 
     def logits(self, tokens: torch.Tensor, positions: torch.Tensor, cache: SlotCache) -> torch.Tensor:
-        return self._head(_normed(self._norm, self._hidden(tokens, positions, cache))).view(*tokens.shape, -1)
+        return self._head(self._hidden(tokens, positions, cache)).view(*tokens.shape, -1)
 
     def _hidden(
         self, tokens: torch.Tensor, positions: torch.Tensor, cache: SlotCache, keys_only: bool = False
     ) -> torch.Tensor:
-        """→ [b · t, hidden], before the last norm. `keys_only` stops where the cache is filled; the result is void."""
+        """→ [b · t, hidden], after the last norm. `keys_only` stops where the cache is filled; the result is void."""
         x = self._embedding(tokens.flatten()).float()
         cos, sin = self._rotary(x, positions)
         cos, sin = cos[:, :, None], _signed(sin)[:, :, None]
+        normed = _normed(self._norms[0], x)
         for index, layer in enumerate(self._layers):
-            mixed = _attend(cache, index, layer, _normed(layer.norms[0], x), (*tokens.shape, cos, sin))
+            mixed = self._attend(cache, index, layer, normed, (*tokens.shape, cos, sin))
             if keys_only and index + 1 == len(self._layers):
                 break
-            x = layer.out(mixed, x)
-            gate, up = layer.gate_up(_normed(layer.norms[1], x)).chunk(2, dim=-1)
-            x = layer.down(layer.activation(gate).mul_(up), x)
-        return x
+            x, normed = self._joined(layer.out, mixed, x, self._norms[2 * index + 1])
+            x, normed = self._joined(layer.down, self._gate(layer.gate_up(normed)), x, self._norms[2 * index + 2])
+        return normed
+
+    def _joined(
+        self, multiply: Product, x: torch.Tensor, residual: torch.Tensor, norm: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual plus a product, and its norm."""
+        if self._add is _added:
+            total = multiply(x, residual)
+            return total, _normed(norm, total)
+        return self._add(residual, multiply(x), norm.weight, norm.variance_epsilon)
+
+    def _attend(
+        self,
+        cache: SlotCache,
+        index: int,
+        layer: _Layer,
+        x: torch.Tensor,
+        place: tuple[int, int, torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:
+        b, t, cos, sin = place
+        qkv = layer.qkv(x).view(b, t, -1, cache.dim)
+        qk, value = qkv[:, :, : -cache.heads], qkv[:, :, -cache.heads :]
+        norms = layer.head_norms
+        scales = None if norms is None else (norms[0].weight, norms[1].weight, norms[0].variance_epsilon)
+        qk = self._rotate(qk, cos, sin, cache.heads, scales).transpose(1, 2)
+        query, key = qk[:, : -cache.heads], qk[:, -cache.heads :]
+        out = cache.attend(index, query, key, value.transpose(1, 2), layer.scale)
+        return out.transpose(1, 2).reshape(b * t, -1)
 
 
 def _half_head(head: nn.Linear) -> Product:
@@ -138,22 +175,6 @@ def _half_head(head: nn.Linear) -> Product:
         return found if head.bias is None else found.add_(head.bias)
 
     return logits
-
-
-def _attend(
-    cache: SlotCache, index: int, layer: _Layer, x: torch.Tensor, place: tuple[int, int, torch.Tensor, torch.Tensor]
-) -> torch.Tensor:
-    b, t, cos, sin = place
-    kv_heads, dim = cache.heads, cache.dim
-    qkv = layer.qkv(x).view(b, t, -1, dim)
-    qk, value = qkv[:, :, :-kv_heads].float(), qkv[:, :, -kv_heads:]
-    if layer.head_norms is not None:
-        query, key = qk[:, :, :-kv_heads], qk[:, :, -kv_heads:]
-        qk = torch.cat([_normed(layer.head_norms[0], query), _normed(layer.head_norms[1], key)], dim=2)
-    qk = (qk * cos).add_(qk.roll(dim // 2, dims=-1).mul_(sin)).transpose(1, 2)
-    query, key = qk[:, :-kv_heads], qk[:, -kv_heads:]
-    out = cache.attend(index, query, key, value.transpose(1, 2), layer.scale)
-    return out.transpose(1, 2).reshape(b * t, -1)
 
 
 def _layers(model: PreTrainedModel) -> list[Any]:
@@ -197,6 +218,54 @@ def _by_rows(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torc
         return torch.cat([function(rows) for rows in x.split(max(1, ONE_THREAD // x.shape[-1]))])
 
     return by_rows
+
+
+def _rotated(
+    qk: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    kv_heads: int,
+    scales: tuple[torch.Tensor, torch.Tensor, float] | None,
+) -> torch.Tensor:
+    """Queries and keys [b, t, heads, dim] at their angles, in float32, after the norms of heads that have any."""
+    qk = qk.float()
+    if scales is not None:
+        of_query, of_key, eps = scales
+        query, key = qk[:, :, :-kv_heads], qk[:, :, -kv_heads:]
+        parts = [F.rms_norm(x, w.shape, w, eps) for x, w in ((query, of_query), (key, of_key))]
+        qk = torch.cat(parts, dim=2)
+    return (qk * cos).add_(qk.roll(qk.shape[-1] // 2, dims=-1).mul_(sin))
+
+
+def _gated(activation: Callable[[torch.Tensor], torch.Tensor], gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return activation(gate).mul_(up)
+
+
+def _added(
+    residual: torch.Tensor, out: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of both, float32, and its norm."""
+    total = residual + out
+    return total, F.rms_norm(total, weight.shape, weight, eps)
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose operations torch joins to few kernels; as it is where torch cannot."""
+    chosen = torch.compile(function, dynamic=True, backend=BACKEND)
+
+    def call(*args: Any) -> Any:
+        nonlocal chosen
+        try:
+            return chosen(*args)
+        except Exception as error:
+            if chosen is function:
+                raise
+            log.warning("torch cannot compile small operations of the decode step here: %s", error)
+            chosen = function
+            return function(*args)
+
+    return call
 
 
 def _normed(norm: Any, x: torch.Tensor) -> torch.Tensor:

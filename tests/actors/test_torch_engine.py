@@ -296,11 +296,12 @@ def test_a_token_without_weight_is_never_drawn():
 
 
 @pytest.mark.parametrize(
-    "kind, decoder", [(k, d) for k in ("qwen2", "qwen3") for d in ("fused", "half head")] + [("granite", "own")]
+    "kind, decoder", [(k, d) for k in ("qwen2", "qwen3") for d in ("fused", "as on a GPU")] + [("granite", "own")]
 )
-def test_bfloat16_keeps_the_published_bits_and_close_logprobs(kind, decoder, monkeypatch):
-    if decoder == "half head":
-        monkeypatch.setattr(decoders, "HALF_HEAD", {"cpu"})
+def test_bfloat16_keeps_the_published_bits_and_close_logprobs(kind, decoder, monkeypatch, caplog):
+    if decoder == "as on a GPU":
+        for name, value in (("HALF_HEAD", {"cpu"}), ("COMPILED", {"cpu"}), ("BACKEND", "eager")):
+            monkeypatch.setattr(decoders, name, value)
     model, new = new_model(kind), new_model(kind, seed=1)
     published = publishable(new, "bfloat16")
     prompts = prompts_of(4, 30, 4)
@@ -316,7 +317,8 @@ def test_bfloat16_keeps_the_published_bits_and_close_logprobs(kind, decoder, mon
     done = asyncio.run(main())
     dtypes = {name: tensor.dtype for name, tensor in model.named_parameters()}
     assert all(dtypes[name] == torch.bfloat16 for name in dtypes if name.endswith("proj.weight"))
-    assert model.get_output_embeddings().weight.dtype == (torch.bfloat16 if decoder == "half head" else torch.float32)
+    assert model.get_output_embeddings().weight.dtype == (torch.bfloat16 if decoder == "as on a GPU" else torch.float32)
+    assert not caplog.messages, "what should be compiled is"
     assert state_of(model, "bfloat16").digest() == published.digest()
     exact = [logprobs_of(new, p, c.tokens) for p, c in zip(prompts, done, strict=True)]
     off = np.abs(np.concatenate([c.logprobs for c in done]) - np.concatenate(exact))
