@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, cached_property, lru_cache
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -51,6 +52,9 @@ class Verifiers(TaskOfRows, TextTask):
     ):
         if importlib.util.find_spec("verifiers") is None:
             raise UserError("task=verifiers needs the package: pip install 'areal_like[verifiers]'")
+        if not (found := version("verifiers")).startswith("0.1."):
+            hint = "later ones have no load_environment: pip install 'areal_like[verifiers]'"
+            raise UserError(f"task=verifiers: got verifiers {found}, expected 0.1; {hint}")
         super().__init__(**text)  # type: ignore[arg-type]  # its knobs, checked by the registry
         self._seed, self._env, self._fraction = seed, env, heldout_fraction
         self._args = json.dumps(dict(args or {}), sort_keys=True)

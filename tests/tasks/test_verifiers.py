@@ -16,6 +16,7 @@ if not find_spec("verifiers"):  # its import takes seconds, in each process that
 from actors.agents.programs import AgentError
 from actors.agents.workflow import agent as workflow
 from actors.resumption import Recorder
+from areal_like.errors import UserError
 from areal_like.partial import PartialSample
 from areal_like.tasks import verifiers as adaptor
 from areal_like.tasks.verifiers import Verifiers, environment
@@ -55,6 +56,12 @@ def test_rows_are_the_environments_examples_and_the_splits_share_none() -> None:
     assert {split: make().size(split) for split in SIZES} == SIZES and len({*rows["train"], *rows["heldout"]}) == 100
     assert rows["train"][0].startswith("[user]") and rows["train"][0].endswith("[assistant]")
     assert [text(make(1).prompt("train", row)) for row in range(96)] != rows["train"]
+
+
+def test_a_package_without_its_environments_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptor, "version", lambda name: "0.4.0")
+    with pytest.raises(UserError, match=r"got verifiers 0\.4\.0, expected 0\.1"):
+        make()
 
 
 def digits(task: Verifiers) -> str:
