@@ -40,9 +40,14 @@ def folder_of(run: Path, step: int) -> Path:
 
 def latest(run: Path, up_to: float = math.inf) -> tuple[int, Path] | None:
     """(step, folder) of the newest whole checkpoint of a step that is at most `up_to`, if there is one."""
-    found = sorted(path.parent for path in (run / "checkpoints").glob(f"step-*/{META}"))
-    steps = [(int(folder.name.removeprefix("step-")), folder) for folder in found]
+    steps = [each for each in _folders(run / "checkpoints") if (each[1] / META).exists()]
     return next((each for each in reversed(steps) if each[0] <= up_to), None)
+
+
+def _folders(place: Path) -> list[tuple[int, Path]]:
+    """(step, folder) of checkpoints; a folder with another name is none."""
+    named = [(folder.name.removeprefix("step-"), folder) for folder in place.glob("step-*")]
+    return sorted((int(step), folder) for step, folder in named if step.isascii() and step.isdecimal())
 
 
 def steps_done(run: Path) -> int:
@@ -162,8 +167,8 @@ def write(
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
-    for old in sorted(target.parent.glob("step-*"))[:-keep]:
-        if int(old.name.removeprefix("step-")) <= spared:
+    for at, old in _folders(target.parent)[:-keep]:
+        if at <= spared:
             shutil.rmtree(old)
     return target
 

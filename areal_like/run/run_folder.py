@@ -21,6 +21,8 @@ NEXT = "next"
 CONFIG, RECORD, SUMMARY = "config.yaml", "run.json", "summary.json"
 SUBMITTED, PUBLISHED = "submitted.yaml", "published.log"
 """The config that a job of a batch system resumes with."""
+KINDS: dict[str, type] = {"data": dict, "steps": int, "evaluations": list, "faults": dict, "ledger": dict}
+"""Of what a record or a summary holds."""
 RENDEZVOUS = "rendezvous"
 """The run's folder of endpoints; it is there while the run is."""
 LOCK = "lock"
@@ -83,7 +85,11 @@ def _read(path: Path) -> Row | None:
     if not path.is_file():
         return None
     try:
-        return dict(json.loads(path.read_bytes()))  # numbers may be infinite
+        found = dict(json.loads(path.read_bytes()))  # numbers may be infinite
+        for name, kind in KINDS.items():
+            if not isinstance(found.get(name, kind()), kind):
+                raise TypeError(f"{name}: expected {kind.__name__}")
+        return found
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error}): remove it to read the rest of the run") from None
 

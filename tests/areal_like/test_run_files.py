@@ -18,6 +18,7 @@ from areal_like.config.run_config import ConfigError
 from areal_like.run import api as run
 from areal_like.run import checkpoints, samples, spans
 from areal_like.run.metrics import Follower, MetricsFollower, MetricsLog, keep_lines
+from areal_like.run.run_folder import data_of, progress_of
 from areal_like.run.samples import TRAINED, Kept, SampleLog, kept
 from areal_like.run.spans import Busy, Span, Spans
 from areal_like.types import Sample
@@ -159,6 +160,25 @@ def test_a_bit_that_flips_in_a_checkpoint_is_named_with_its_file_and_the_checkpo
     (folders[1] / name).write_bytes(content)
     with pytest.raises(checkpoints.Damaged, match=rf"step-00000002/{name} is damaged.*from step-00000001"):
         checkpoints.check(folders[1])
+
+
+@pytest.mark.parametrize("text", ["[1]", "3", "{", '{"data": 3}', '{"steps": "4"}', '{"steps": 4, "evaluations": 3}'])
+def test_a_record_or_summary_of_other_data_is_named(tmp_path: Path, text: str) -> None:
+    for name in ("run.json", "summary.json"):
+        (tmp_path / name).write_text(text)
+    for read in (data_of, lambda run: progress_of(run, {}, 4)):
+        with pytest.raises(ConfigError, match=r"(run|summary)\.json is damaged"):
+            read(tmp_path)
+
+
+def test_a_folder_with_another_name_is_no_checkpoint(tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoints.write(tmp_path, step, lambda _: None, {}, keep=2)
+    for name in ("step-abc", "step-", "step-00000009.old"):
+        shutil.copytree(checkpoints.folder_of(tmp_path, 1), tmp_path / "checkpoints" / name)
+    checkpoints.write(tmp_path, 3, lambda _: None, {}, keep=2)
+    assert checkpoints.latest(tmp_path) == (3, checkpoints.folder_of(tmp_path, 3))
+    assert not checkpoints.folder_of(tmp_path, 1).exists() and (tmp_path / "checkpoints" / "step-abc").exists()
 
 
 def test_a_write_that_was_killed_leaves_the_checkpoint_before_and_is_made_again(tmp_path: Path) -> None:
