@@ -11,7 +11,8 @@ decode     64 and 512 sequences: `engine_tokens_per_second`, `engine_over_bandwi
            gives weights, keys and values; 512 sequences), `engine_over_generate` (transformers' static cache, 64
            sequences); sizes other than 0.5b append theirs
 update     12 updates of 1 % of the elements while 8 sequences run: `update_seconds` (median, cast to applied),
-           `pause_p50_ms`, `pause_p99_ms`; the engine's weights must have the publisher's digest
+           `publish_limit` (over the bare operations on the device), `pause_p50_ms`, `pause_p99_ms`; the engine's
+           weights must have the publisher's digest
 one_card   `configs/bench/one_card.yaml`, trained samples per second with η = 2 over sync: `async_over_sync`
 """
 
@@ -57,7 +58,9 @@ from areal_like.launch.forks import Forked
 from areal_like.launch.group import environment
 from areal_like.models.causal_lm import publishable, qwen2, read_state, state_of
 from areal_like.types import Batch, Limits
-from areal_like.weights.state import State, TensorSpec
+from areal_like.weights.device import state_on
+from areal_like.weights.state import TensorSpec
+from areal_like.weights.transfer import to_device, to_host
 from areal_like.wire.messages import Manifest
 from learners.advantages import group
 from learners.learner import TorchLearner
@@ -290,13 +293,34 @@ async def _updates(place: Place) -> dict[str, float]:
     subscriber.close()
     publisher.close()
     found = {f"pause_p{p}_ms": 1e3 * float(np.percentile(pauses, p)) for p in (50, 99)}
-    return found | {"update_seconds": median(seconds)}
+    limit = _bare_update(place, state.nbytes // 2)
+    return found | {"update_seconds": median(seconds), "publish_limit": median(seconds) / limit}
+
+
+def _bare_update(place: Place, count: int) -> float:
+    """Seconds to find 1 % of changed numbers on the device, bring gaps and values to the host and back, and write."""
+    old, new, target = torch.zeros(3, count, dtype=torch.int16, device=place.device)
+    new[::100] = 1
+
+    def once() -> None:
+        places = (old != new).nonzero().view(-1)
+        (gaps, values), arrived = to_host([places.diff(prepend=places.new_zeros(1)).byte(), new[places]])
+        if arrived:
+            arrived.synchronize()
+        there = to_device(gaps, target.device).long().cumsum(0)
+        target.index_copy_(0, there, to_device(values, target.device))
+
+    seconds = min(place.seconds(once) for _ in range(6))
+    if not torch.equal(target, new):
+        raise ArithmeticError("the bare operations have lost a change")
+    return seconds
 
 
 def _cast(master: dict[str, Any], into: Any = None, done: Any = None) -> Any:
-    """The learner's cast of weights on the device into a state on the host."""
-    state = into or State([TensorSpec(name, "bfloat16", tuple(tensor.shape)) for name, tensor in master.items()])
-    read_state(master, state, done)
+    """The learner's cast of weights into published bits, on the device where it has those."""
+    specs = [TensorSpec(name, "bfloat16", tuple(tensor.shape)) for name, tensor in master.items()]
+    state: Any = into or state_on(next(iter(master.values())).device, specs, 0, 1)
+    state.write(master, done) if state.in_place else read_state(master, state, done)
     return state
 
 

@@ -33,7 +33,7 @@ GPU = {
     "correct": "gradient_error logprob_error",
     "train_0.5b": "train_tokens_per_second_0.5b",
     "decode_0.5b": "engine_over_generate engine_over_bandwidth",
-    "update": "update_seconds pause_p50_ms pause_p99_ms",
+    "update": "update_seconds publish_limit pause_p50_ms pause_p99_ms",
 }
 """Item → metrics. `one_card` starts two training runs."""
 
