@@ -4,23 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from areal_like.types import Completion, Finish, Limits, Prompt, StopTexts
-
-
-class CutCodec:
-    """The codec `whole`, but a text of tokens ends before its first stop text, or with it (`keep`)."""
-
-    def __init__(self, whole: Any, texts: tuple[str, ...], keep: bool):
-        self.whole, self.stops, self._keep = whole, StopTexts(whole.decode, texts), keep
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.whole, name)
-
-    def decode(self, tokens: np.ndarray) -> str:
-        found, shown = self.stops.found(tokens), str(self.whole.decode(tokens))
-        return shown if found is None else shown[: found[1] + len(found[0]) * self._keep]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +17,11 @@ class Stops:
 
     def cut(self, prompt: Prompt) -> Prompt:
         """The prompt, with a codec that cuts answers."""
-        return replace(prompt, codec=CutCodec(prompt.codec, self.texts, self.keep)) if self.texts else prompt
+        return replace(prompt, codec=StopTexts(prompt.codec, self.texts, self.keep)) if self.texts else prompt
 
     def within(self, limits: Limits, prompt: Prompt) -> Limits:
         """Limits with these ends. `prompt` is one that `cut` has returned."""
-        return replace(limits, stop_ids=self.ids, stop_texts=prompt.codec.stops if self.texts else None)
+        return replace(limits, stop_ids=self.ids, stop_texts=prompt.codec if self.texts else None)
 
 
 NO_STOPS = Stops()
@@ -65,26 +49,19 @@ def beginning(completion: Completion, count: int, finish: Finish) -> Completion:
     return Completion(completion.tokens[:count], completion.logprobs[:count], runs, finish, chosen)
 
 
-def text_before(stops: Sequence[str], text: str) -> str:
-    """The text up to the first of these."""
-    return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)]
-
-
 def with_texts(limits: Limits, codec: Any, texts: Sequence[str]) -> Limits:
     """Limits with more stop texts."""
     known = limits.stop_texts.texts if limits.stop_texts else ()
-    whole = getattr(codec, "whole", codec)
-    return replace(limits, stop_texts=StopTexts(whole.decode, (*known, *texts))) if texts else limits
+    return replace(limits, stop_texts=StopTexts(getattr(codec, "whole", codec), (*known, *texts))) if texts else limits
 
 
-def until(completion: Completion, limits: Limits) -> tuple[Completion, str | int | None]:
-    """The completion of an engine that may not look for texts, and the stop text or token that ends it, if it is none
-    of the task's."""
-    texts = limits.stop_texts
-    if texts and completion.finish != "stop_text" and texts.found(completion.tokens):
-        count = texts.first_end(completion.tokens, 0)
-        completion = completion if count is None else beginning(completion, count, "stop_text")
+def until(completion: Completion, limits: Limits, codec: Any) -> tuple[Completion, str, str | int | None]:
+    """The completion of an engine that may not look for texts, its text, and the stop text or token that ends it, if it
+    is none of the task's."""
+    texts = limits.stop_texts or codec
+    found = texts.found(texts.whole.decode(completion.tokens)) if limits.stop_texts else None
+    if found and completion.finish != "stop_text" and (count := texts.first_end(completion.tokens, 0)):
+        completion = beginning(completion, count, "stop_text")
     if completion.finish == "stop_id":
-        return completion, int(completion.tokens[-1])
-    found = texts.found(completion.tokens) if texts and completion.finish == "stop_text" else None
-    return completion, found[0] if found else None
+        return completion, texts.decode(completion.tokens), int(completion.tokens[-1])
+    return completion, texts.decode(completion.tokens), found[1] if found else None

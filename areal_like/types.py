@@ -5,7 +5,7 @@ tokens, `T = P + R`. A *version* is the number of published weight updates that 
 weights). A *run* is `(version, n)`: n consecutive tokens sampled at that version.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -42,10 +42,15 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class StopTexts:
-    """`decode`: tokens to text. An answer ends with the token that completes one of the `texts`."""
+    """`texts` that end an answer with the token that completes one. As a codec it is `whole`, but an answer's text ends
+    before its first stop text, or with it (`keep`)."""
 
-    decode: Callable[[np.ndarray], str]
+    whole: Any
     texts: tuple[str, ...]
+    keep: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
 
     @property
     def window(self) -> int:
@@ -54,7 +59,7 @@ class StopTexts:
 
     def end(self, tokens: np.ndarray) -> bool:
         """Whether a stop text is in the newest of the tokens."""
-        shown = self.decode(tokens[-self.window :])
+        shown = self.whole.decode(tokens[-self.window :])
         return any(text in shown for text in self.texts)
 
     def first_end(self, tokens: np.ndarray, known: int) -> int | None:
@@ -62,11 +67,14 @@ class StopTexts:
         counts = range(known + 1, len(tokens) + 1)
         return next((count for count in counts if self.end(tokens[max(0, count - self.window) : count])), None)
 
-    def found(self, tokens: np.ndarray) -> tuple[str, int] | None:
-        """The first stop text of an answer, and its place in the answer's text."""
-        shown = self.decode(tokens)
-        found = [(place, text) for text in self.texts if (place := shown.find(text)) >= 0]
-        return min(found)[::-1] if found else None
+    def found(self, shown: str) -> tuple[int, str] | None:
+        """The first stop text in an answer's text, behind its place."""
+        return min(((place, text) for text in self.texts if (place := shown.find(text)) >= 0), default=None)
+
+    def decode(self, tokens: np.ndarray) -> str:
+        shown = str(self.whole.decode(tokens))
+        place, text = self.found(shown) or (len(shown), "")
+        return shown[: place + len(text) * self.keep]
 
 
 @dataclass(frozen=True, slots=True)

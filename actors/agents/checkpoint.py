@@ -15,7 +15,7 @@ from actors.agents.endpoint import answered, body_of, listening
 from actors.engines.torch_engine import TorchEngine
 from areal_like.interfaces import Codec
 from areal_like.sampling import stream_key
-from areal_like.stops import text_before, until, with_texts
+from areal_like.stops import until, with_texts
 from areal_like.types import Limits
 
 OWN_TEMPERATURE = chats.Terms(temperature=None)
@@ -61,8 +61,7 @@ class CheckpointServer:
             raise RefusedRequest(400, str(error), param="messages") from None
         except RuntimeError as error:
             raise RefusedRequest(500, f"the engine failed: {error}") from None
-        completion, reason = until(completion, limits)
-        text = text_before(chat.stop, self.codec.decode(completion.tokens))
+        completion, text, reason = until(completion, limits, self.codec)
         message = chats.assistant_message(text, number, chat.tools, OWN_TEMPERATURE.call_marks)
         finish = "tool_calls" if "tool_calls" in message else chats.FINISHES.get(completion.finish, "stop")
         return chats.ChatReply(number, message, finish, len(prompt), len(completion.tokens), reason)

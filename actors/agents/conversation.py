@@ -23,7 +23,7 @@ from actors.measures import AGENTS
 from actors.multi_turn import most_characters
 from actors.transcript import Transcript, rewrites
 from areal_like.interfaces import Codec, RolloutEngine
-from areal_like.stops import text_before, until, with_texts
+from areal_like.stops import until, with_texts
 from areal_like.tasks.chat import parted
 from areal_like.types import Completion, Limits
 
@@ -74,8 +74,7 @@ class Conversation:
         before = transcript.tokens
         limits = with_texts(transcript.limits(chat.max_tokens), self._codec, chat.stop)
         completion = await self._sample(before, limits)
-        completion, reason = until(completion, limits)
-        text = text_before(chat.stop, self._codec.decode(completion.tokens))
+        completion, text, reason = until(completion, limits, self._codec)
         transcript.said(completion)
         message = assistant_message(text, number, chat.tools, self.terms.call_marks)
         before_it, begun = parted(chat.messages)
