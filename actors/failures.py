@@ -7,8 +7,8 @@ import logging
 from actors.agents.programs import AgentError
 from actors.reward_pool import RewardError
 from areal_like.errors import EpisodeError
+from areal_like.rewards import LARGEST_REWARD
 from areal_like.types import Sample
-from areal_like.wire.messages import LARGEST_REWARD
 
 log = logging.getLogger(__name__)
 CRASHES = {RewardError: "reward crashed", AgentError: "agent crashed", EpisodeError: "environment crashed"}

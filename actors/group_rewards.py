@@ -22,8 +22,8 @@ import numpy as np
 
 from actors.reward_pool import RewardError, RewardPool
 from areal_like.config.registry import build, resolve, target
+from areal_like.rewards import LARGEST_REWARD
 from areal_like.types import Prompt, Sample
-from areal_like.wire.messages import LARGEST_REWARD
 
 KIND = "group_reward"
 

@@ -32,8 +32,8 @@ from typing import Any, TextIO
 import numpy as np
 
 from actors.child import GUARD, die_with_parent
+from areal_like.rewards import LARGEST_REWARD, MOST_PARTS, PART
 from areal_like.tasks.sandbox import WALL
-from areal_like.types import MOST_PARTS, PART
 
 START_SECONDS = 60.0
 """Seconds that a worker has to start and import the verifier. Overrunning is an error, not a timeout (reward 0)."""
@@ -279,6 +279,22 @@ def verdict(found: Any) -> Verdict:
         if 0 < len(numbers) == len(parts) <= MOST_PARTS and all(map(math.isfinite, numbers.values())):
             return numbers if isinstance(found, Mapping) else numbers["reward"]
     raise ValueError(f"it returned {found!r}, expected a finite number, {{name: number}} of its parts, or None")
+
+
+def weighted(found: Verdict, weights: Mapping[str, float], verifier: str) -> PartedReward:
+    """The sum of the parts, each times its weight (1, if not given). Raises NoReward, RewardError."""
+    if found is None:
+        raise NoReward(f"{verifier} returned None")
+    parts = found if isinstance(found, dict) else {}
+    if missing := weights.keys() - parts.keys():
+        got = f"parts of the reward {', '.join(parts)}" if parts else "a number without parts"
+        raise RewardError(f"reward_weights name {', '.join(sorted(missing))}; {verifier} returned {got}")
+    total = sum(weights.get(name, 1.0) * part for name, part in parts.items())
+    score = PartedReward(found if isinstance(found, float) else total)
+    score.parts = parts
+    if not max(map(abs, (score, *parts.values()))) <= LARGEST_REWARD:
+        raise RewardError(f"{verifier} returned {found}, expected finite numbers in float32")
+    return score
 
 
 def worded(error: BaseException, verifier: Any) -> str:

@@ -3,9 +3,7 @@
 A task whose verifier may be slow, hang or crash has `verification` (`areal_like.interfaces.PooledTask`): its calls go
 to the pool. An answer that can't be verified in time earns 0 (RollPacker, §4), by default also one whose verifier
 raises; both are counted. Another draw would leave out what cannot be parsed.
-
-A verifier returns a number, `{name: number}` of a reward's parts, which the task's `reward_weights` add up (each 1, if
-not given), or None: the sample is left out of its group, and counted (`unscored`).
+A verdict of None leaves the sample out of its group.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from actors import reward_pool
 from actors.reward_pool import MACHINE, MachineError, NoReward, RewardError, RewardPool, RewardTimeout
 from areal_like.interfaces import PooledTask, RewardFunction, Task
 from areal_like.types import Prompt
-from areal_like.wire.messages import LARGEST_REWARD
 
 log = logging.getLogger(__name__)
 MOST_LOGGED = 5
@@ -76,19 +73,7 @@ class _Verifier:
         except Exception as error:
             kind = MachineError if isinstance(error, MACHINE) else RewardError
             raise kind(f"{self._name} raised {reward_pool.worded(error, self._task.reward)}") from error
-        if found is None:
-            raise NoReward(f"{self._name} returned None")
-        parts = found if isinstance(found, dict) else {}
-        if missing := self._weights.keys() - parts.keys():
-            got = f"parts of the reward {', '.join(parts)}" if parts else "a number without parts"
-            raise RewardError(f"reward_weights name {', '.join(sorted(missing))}; {self._name} returned {got}")
-        weighted = sum(self._weights.get(name, 1.0) * part for name, part in parts.items())
-        score = reward_pool.PartedReward(found if isinstance(found, float) else weighted)
-        score.parts = parts
-        if not max(map(abs, (score, *parts.values()))) <= LARGEST_REWARD:
-            text = f"the task's verifier {self._name} returned {found}: expected finite numbers in float32"
-            raise RewardError(text)
-        return score
+        return reward_pool.weighted(found, self._weights, self._name)
 
     async def _verified(self, prompt: Prompt, tokens: np.ndarray) -> reward_pool.Verdict:
         if isinstance(self._task, PooledTask):

@@ -15,8 +15,6 @@ import numpy as np
 Finish = Literal["stop", "length", "abort", "stop_text", "stop_id"]
 """`stop`: with a token of the task's; `stop_text`, `stop_id`: with one of `sampling.stop`, `sampling.stop_ids`."""
 Runs = list[tuple[int, int]]
-PART, MOST_PARTS = r"^[A-Za-z_][\w.-]{0,63}\Z", 32
-"""Names of a reward's parts, and their number."""
 BORDER = 8
 """Tokens before a stop text that are decoded with it, since a token may hold a part of a character."""
 

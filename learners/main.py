@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import math
 import sys
 import time
 from pathlib import Path
@@ -201,9 +200,7 @@ class TrainLoop:
             elif due:
                 beside = getattr(self.trainer, "save_beside", None)
                 fill = beside() if beside else self.trainer.save_state
-                spared = math.inf
-                if known.best:  # those whose evaluation is to come
-                    spared = max((each["version"] for each in self.progress.evaluations), default=0) * interval
+                spared = checkpoints.evaluated(self.progress.evaluations, known.best, interval)
                 self.writer.begin(steps, fill, dataclasses.asdict(self.progress), spared)
                 self._report_written(wait=last or not beside)
 

@@ -112,6 +112,11 @@ def best(run: Path) -> Path | None:
     return link.resolve() if (link / META).is_file() else None
 
 
+def evaluated(evaluations: Sequence[Evaluation], measure: str | None, interval: int) -> float:
+    """The step after which checkpoints may still become the best one, by a measure (None: of none)."""
+    return interval * max((each["version"] for each in evaluations), default=0) if measure else math.inf
+
+
 def keep_best(run: Path, evaluations: Sequence[Evaluation], measure: str, interval: int) -> None:
     """Keep the checkpoint of the best evaluation, if it is written, and better than the one kept. `interval`: train
     steps per version."""

@@ -28,9 +28,10 @@ from numpy.typing import ArrayLike
 
 from areal_like.models.experts import NONE, Shape, is_shape, shape_of, width
 from areal_like.partial import CarriedSamples, PartialSample
+from areal_like.rewards import LARGEST_REWARD
 from areal_like.types import Completion, Finish, Group, Runs, Sample
 from areal_like.wire.frames import Frame, WireError
-from areal_like.wire.messages import LARGEST_REWARD, Model, PartialCall, PartialHead, Table
+from areal_like.wire.messages import Model, PartialCall, PartialHead, Table
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

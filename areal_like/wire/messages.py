@@ -10,11 +10,10 @@ import msgspec
 from msgspec import Meta
 
 from areal_like.models.experts import NONE, Routing, Shape
-from areal_like.types import MOST_PARTS, PART, Finish
+from areal_like.rewards import LARGEST_REWARD, MOST_PARTS, PART
+from areal_like.types import Finish
 from areal_like.types import Lease as OneLease
 
-LARGEST_REWARD = 1e9
-"""Sums of squares over a batch stay finite in float32, in which the learner computes."""
 MOST, MOST_STATS, MOST_HOPS, MAX_NAME, MAX_TEXT, MAX_SLOTS = 1 << 16, 128, 256, 100, 2000, 1 << 20
 """Entries of any list or map, of an actor's stats, of a plan; characters of a name, of a text; slots of an engine."""
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
