@@ -34,7 +34,7 @@ def located(values: Mapping[str, object], earlier: Mapping[str, object]) -> list
     """Overrides, "key=folder", of the names among a config's values (dotted key → value). A name without a revision
     stays at the commit that the `earlier` config has for it. Raises ConfigError."""
     found, folders = [], dict[tuple[str, ...], str]()
-    for key, value in values.items():
+    for key, value in sorted(values.items(), key=lambda item: item[0] != "model.path"):  # the first to be named
         kind, parts = _kind(key, values), named(value)
         if kind is None or parts is None:
             continue
@@ -71,17 +71,12 @@ def snapshot(key: str, kind: str, name: str, revision: str) -> str:
             return str(folder)
     try:
         return str(fetch(ignore_patterns=above))
-    except errors.GatedRepoError:
-        why = "the hub gives it to members only (accept its terms there, then set HF_TOKEN or run `hf auth login`)"
-    except errors.RepositoryNotFoundError:
-        why = "the hub shows no such repository without a login (HF_TOKEN, or `hf auth login`)"
-    except errors.RevisionNotFoundError:
-        why = f"the hub has no revision {revision!r} of it"
-    except Exception as error:  # of sockets, proxies, certificates, disks
-        cause = error.__cause__ or error
-        why = f"the hub cannot be reached ({type(cause).__name__}), or not fetched from"
-    where = f"{name!r} is no {'file or ' * (kind == 'dataset')}folder here, and not whole in {constants.HF_HUB_CACHE}"
-    raise ConfigError(f"{key}: {where}; {why}: correct the name, or give the {kind}'s own folder as {key}=FOLDER", key)
+    except Exception as error:  # of the hub, of sockets, proxies, certificates, disks
+        cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error
+        fault = type(cause or error).__name__
+    where = f"{name!r} ({revision}) is no path here, not whole in {constants.HF_HUB_CACHE}, and not fetched: {fault}"
+    hint = f"correct the name, set HF_TOKEN where it is gated or private, or give its folder as {key}=FOLDER"
+    raise ConfigError(f"{key}: {where}; {hint}", key)
 
 
 def need_datasets(key: str, name: str) -> None:
