@@ -120,12 +120,14 @@ def learner_of(config: Config, model: Any) -> Figures:
     copies, owned = (1, width) if ranks == 1 else (2, FLOAT)  # FSDP's shards, and the optimizer's flat copy of each
     lean = known["checkpoint_activations"]
     lean = known["device"] == "cuda" if lean is None else lean
+    published = (HALF if known["publish_dtype"] == "bfloat16" else FLOAT) * (known["device"] == "cuda")
     return {
         "weights": (owned * copies * trained + frozen) // ranks,
         "a merged matrix": 3 * FLOAT * sizes.hidden * sizes.inner // ranks if frozen else 0,  # product, update, sum
         "master weights": FLOAT * trained // ranks,
         "Adam's moments": 2 * FLOAT * trained // ranks,
         "gradient": FLOAT * copies * trained // ranks,
+        "published bits": published * sizes.count // ranks,
         "reference": width * sizes.count // ranks if wants_reference else 0,
         "weights and gradients of layers": whole_layers(sizes, ranks, not frozen, autocast, halved, lean),
         "activations": activations(sizes, row, copied, autocast, held, lean),
@@ -200,6 +202,7 @@ def engine_of(config: Config, model: Any, memory: int) -> Figures:
         tokens = min(tokens, KV_SHARE * memory // token)
     return {
         "weights": narrow * sizes.layers * sizes.layer + FLOAT * sizes.outside,
+        "published bits": HALF * sizes.count if memory else 0,  # of the replica
         "keys and values": token * max(tokens, longest),
         "logits of a step": 3 * FLOAT * slots * sizes.vocabulary,  # and their sum with noise, and logprobs
         "a prefill": 8192 * (4 * FLOAT * sizes.hidden + 3 * narrow * sizes.inner),
