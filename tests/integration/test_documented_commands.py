@@ -36,6 +36,7 @@ ELSEWHERE = {
     "areal-like ablate staleness --slurm": "tests/slurm/test_slurm.py",
     "areal-like ablate staleness --parallel": "tests/integration/test_ablate.py",
     "areal-like train base model=Qwen/": "tests/areal_like/test_hub.py",
+    "areal-like export RUN": "tests/scripts/test_eval.py",
     "areal-like join": "tests/integration/test_process_life.py",
     "areal-like stop": "tests/integration/test_process_life.py",
     "areal-like serve": "tests/scripts/test_eval.py",

@@ -154,7 +154,7 @@ def test_rows_that_can_not_be_used(
     [
         (graders.raises, 1, "ZeroDivisionError"),
         (graders.of_trl, 0, "TypeError"),
-        (graders.returns_none, 0, "None"),
+        (graders.returns_none, None, "returns_none returned None"),
         (graders.hangs, None, "0.01 s"),
     ],
 )
