@@ -77,7 +77,10 @@ def _table(key: str, path: str, subset: str | None, split: str | None) -> Any:
         if not any((Path(path) / name).is_file() for name in ("dataset_dict.json", "state.json")):
             return datasets.load_dataset(path, subset, split=split or "train")
         saved = datasets.load_from_disk(path)
-        return saved[split or "train"] if isinstance(saved, datasets.DatasetDict) else saved
+        splits = dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
+        if subset or (split or "train") not in splits:
+            raise ValueError(f"got split={split} and subset={subset}, expected a split of {', '.join(splits)} alone")
+        return splits[split or "train"]
     except Exception as error:  # a reader of any format
         hint = "see task.split, task.heldout_split, task.subset"
         raise ValueError(f"{key}: {shown(path)!r} can't be read: {' '.join(str(error).split())}; {hint}") from None

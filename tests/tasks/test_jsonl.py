@@ -244,6 +244,13 @@ def test_data_that_cannot_be_read(tmp_path, monkeypatch, name, content, knobs, w
         Jsonl(0, path=str(path), tokenizer="bytes", **knobs)
 
 
+@pytest.mark.parametrize("knobs", [{"split": "test"}, {"subset": "main"}, {"heldout_split": "test"}])
+def test_a_saved_data_set_has_no_other_splits(tmp_path, knobs):
+    Dataset.from_list(sums(9)).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"^task\.(path|heldout_split): .*expected a split of train alone"):
+        Jsonl(0, path=str(tmp_path / "saved"), tokenizer="bytes", **knobs)
+
+
 def graded(answer: str, response: str, *, level: int, scale: float = 1.0, **others: object) -> float:
     return level * scale + len(others)
 
