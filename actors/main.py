@@ -153,6 +153,7 @@ async def serve(role: Role) -> None:
         engine, role.name, applied=lambda *held: client.send(Applied(*held)), state=state, spans=spans,
         sweep_every=config.weights.sweep_every, **link,
     )  # fmt: skip
+    del state  # a replica on a device has a copy
     subscriber.relay = build_relay(role, subscriber)
     subscriber.probe = ServedProbe(engine, role.name, config.weights.probe_error)
     client.relay = subscriber.relay.offer if subscriber.relay else None

@@ -110,7 +110,7 @@ class DeviceState(State):
 
     def _hold(self, buffer: np.ndarray | None) -> None:
         self.buffer = torch.zeros(self.nbytes, dtype=torch.uint8, device=self.device)
-        self._words = self.buffer.view(torch.int64)
+        self._words, self.device = self.buffer.view(torch.int64), self.buffer.device  # with its number
         if buffer is not None:
             self.copy_in(0, buffer)
 
@@ -353,7 +353,7 @@ class DeviceReplica(Replica):
     def _lanes(self, layout: Layout) -> Any:
         swept = [self.state.swept(start, stop, start // ALIGN) for start, stop in layout.spans]
         total = np.array([[0, 0], *swept], np.uint64).sum(axis=0, dtype=np.uint64)
-        return DeviceLanes(to_device(total.view(np.int64), self._device))
+        return DeviceLanes(to_device(total.view(np.int64), self.state.buffer.device))
 
     def _apply(self, delta: Delta, layout: Layout, lanes: Any) -> str:
         assert isinstance(self.state, DeviceState)

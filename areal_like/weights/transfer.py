@@ -11,7 +11,7 @@ from torch import Tensor
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """The array on `device`. On a CPU it shares the array's memory."""
     tensor = torch.from_numpy(array)
-    if device.type != "cuda":
+    if device.type != "cuda" or not array.size:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
