@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from areal_like.weights import device
+from areal_like.weights.codec import Encoder
 from areal_like.weights.delta import DeltaHead, write
 from areal_like.weights.device import DeviceReplica, DeviceState
 from areal_like.weights.digest import text_of
 from areal_like.weights.layout import Layout
-from areal_like.weights.planes import pack
+from areal_like.weights.planes import CODINGS, pack
 from areal_like.weights.replica import Route
 from areal_like.weights.state import State, TensorSpec
 from tests.areal_like.weights.states import DTYPES, changed, compile_from, in_parts, message, random_state, specs_of
@@ -57,6 +58,21 @@ def test_a_learners_device_writes_the_same_bytes(dtype, parts, compiled_from, ru
             assert write(DeltaHead(0, 1, base, digest), layout, blocks) == expected
             assert bytes(state.buffer.numpy()) == after[part].buffer.tobytes() and digest == state.digest()
         before = after
+
+
+@pytest.mark.parametrize(("flip", "coding"), [(1, "mask"), (0x4000, "dense")])
+def test_a_device_looks_where_the_compiled_kernels_do(flip: int, coding: str, monkeypatch) -> None:
+    """All of the few changes lie in the stretches that kernels sample."""
+    compile_from(monkeypatch, 0)
+    before = random_state([TensorSpec("w", "bfloat16", (400, 500))], seeded(0))
+    after, layout = State(before.specs, before.buffer.copy()), Layout(before.specs, 1 << 20, apart=True)
+    for start in range(0, 200_000, 25_000):
+        after.buffer.view(np.uint16)[start : start + 1024] ^= np.uint16(flip)
+    state = DeviceState(before.specs, before.buffer, device=CPU)
+    state.follow(layout)
+    state.write(weights_of(after))
+    coded = Encoder(layout).encode(layout.blocks[0], before.buffer, after.buffer)
+    assert CODINGS[coded.codings[0]] == coding and pack(coded) == pack(state.coded(layout.blocks[0]))
 
 
 @pytest.mark.parametrize("batch", [1, 5000])
