@@ -53,7 +53,7 @@ def _kind(key: str, values: Mapping[str, object]) -> str | None:
     component = values.get(f"{prefix}.name")
     if knob == "tokenizer" or key == "learner.teacher.path" or (key, component) == ("model.path", "folder"):
         return "model"
-    return "dataset" if knob in ("path", "heldout_path") and component in ("jsonl", "demonstrations") else None
+    return "dataset" if knob in ("path", "heldout_path") and component == "jsonl" else None
 
 
 def snapshot(key: str, kind: str, name: str, revision: str) -> str:

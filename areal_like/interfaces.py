@@ -31,19 +31,9 @@ class Scored:
     logprobs: list[np.ndarray]
 
 
-class Demonstration(NamedTuple):
-    """A right answer to a prompt: `tokens` int32 [R]. Those where `trained` bool [R] is True are learned; others are
-    read."""
-
-    prompt: Prompt
-    tokens: np.ndarray
-    trained: np.ndarray
-
-
 class Task(Protocol):
     """Prompts and their verifier. Built as `Task(seed, *, knobs)` in every process that needs it, from `run.seed`, so
-    it is deterministic. A mixture also has `members`, its tasks by name, and their `ratios`. A task that supervised
-    losses can train on has `demonstration(split, row)`, which returns the same `Demonstration` every time."""
+    it is deterministic. A mixture also has `members`, its tasks by name, and their `ratios`."""
 
     @property
     def vocab_size(self) -> int:

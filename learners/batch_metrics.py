@@ -39,11 +39,3 @@ def batch_metrics(batch: Batch) -> dict[str, Any]:
         "version_span/mean": float(spans.mean()),
         "version_span/max": int(spans.max()),
     }
-
-
-OF_ROLLOUTS = ("reward/", "zero_", "staleness/", "version_span/", "kl/", "ratio/", "ess", "mismatch_")
-
-
-def of_demonstrations(metrics: dict[str, Any]) -> dict[str, Any]:
-    """The metrics that make sense for demonstrations: without sampling and without rewards."""
-    return {name: of for name, of in metrics.items() if not name.startswith(OF_ROLLOUTS) and "/staleness_" not in name}

@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from areal_like.config.registry import build, is_supervised, knobs, resolve
+from areal_like.config.registry import knobs, resolve
 from areal_like.config.run_config import ranks_of
 from areal_like.run.process import Role, run_role
 from areal_like.run.run_folder import RENDEZVOUS
@@ -36,7 +36,6 @@ from areal_like.wire.learner_client import LearnerClient
 from learners.attestation import Attestation
 from learners.build import build_trainer
 from learners.collectives import LOST_RANK_GRACE_SECONDS, Ranks, is_lost_rank, join
-from learners.demonstrated import Demonstrated, client_of
 from learners.learner import TorchLearner
 from learners.publication import Alone, Coding, PartReport, Publisher
 from learners.untrainable import Untrainable
@@ -197,13 +196,13 @@ class OtherRanks(Alone):
 def follow(
     trainer: TorchLearner,
     parts: PartsBeside,
-    client: LearnerClient | Demonstrated,
+    client: LearnerClient,
     publisher: Publisher,
-    published: Attestation | None,
+    published: Attestation,
 ) -> None:
     """Execute rank 0's commands until this process ends. It asks for its share of the next batch before it trains this
-    one, and trains none that was made by weights that are not among those `published` (None: no weights made them)."""
-    trainer.distrust = published.fault if published else None  # rank 0's loop compares rank 0's share
+    one, and trains none that was made by weights that are not among those `published`."""
+    trainer.distrust = published.fault  # rank 0's loop compares rank 0's share
     asked, rank = [-1, 0], trainer.ranks.rank
     while True:
         what, about = trainer.ranks.broadcast(None)
@@ -240,10 +239,10 @@ def main(role: Role) -> None:
     parts = PartsBeside(trainer)
     coding, endpoint = Coding.of(role.config.weights), role.endpoint(f"weights-{rank}")
     publisher = Publisher(endpoint, coding, lambda _: None, role.keys, OtherRanks(trainer.ranks))
-    task = build("task", role.config.task, role.config.run.seed) if is_supervised(role.config) else None
-    client = client_of(role, task, rank=rank)
+    timeout = role.config.buffer.heartbeat_timeout
+    client = LearnerClient(role.find("buffer"), role.name, link_timeout=timeout, keys=role.keys)
     replay = Path(role.config.replay) if role.config.replay else None
-    published = None if is_supervised(role.config) else Attestation(role.run, replay, writes=False)
+    published = Attestation(role.run, replay, writes=False)
     try:
         with naming_lost_ranks():
             follow(trainer, parts, client, publisher, published)

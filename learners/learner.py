@@ -26,7 +26,7 @@ from areal_like.wire.messages import Model
 from learners.adapters import Adapters
 from learners.advantages import Advantage, needs_current
 from learners.attention import use_packed_attention
-from learners.batch_metrics import batch_metrics, of_demonstrations
+from learners.batch_metrics import batch_metrics
 from learners.collectives import Ranks
 from learners.distillation import Teacher
 from learners.logprobs import forward_candidates
@@ -214,8 +214,7 @@ class TorchLearner:
         step = self._step = self._in_minibatches(batch)
         more = {"lr": lr, "skipped_steps": self.optimizer.skipped_steps}
         more |= self._replay.metrics(self.ranks) if self._replay else {}
-        found = batch_metrics(step.batch) | step.metrics(self.ranks) | more
-        return of_demonstrations(found) if self._marks.supervised else found
+        return batch_metrics(step.batch) | step.metrics(self.ranks) | more
 
     def logprobs_of(self, sequences: list[list[int]]) -> tuple[list[list[float]], str]:
         """Logprobs, at temperature 1, of all tokens after the first of some sequences, and the dtype to whose precision

@@ -6,8 +6,7 @@
 So the buffer can prepare the next batch during the step, and actors get new weights before the metrics are written. A
 thread writes the checkpoint; the next checkpoint, a stop and the end of the run wait for it. The learner waits for the
 buffer (which actors' pushes unblock), never for an actor. Training continues from the run folder's checkpoint: the
-buffer serves all later batches again. With a supervised loss there is no buffer: batches come from the task, and only
-the last weights are published.
+buffer serves all later batches again.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from areal_like.config.registry import build, is_supervised
+from areal_like.config.registry import build
 from areal_like.config.run_config import ranks_of, record
 from areal_like.interfaces import Trainer
 from areal_like.run import checkpoints
@@ -34,7 +33,6 @@ from areal_like.wire.learner_client import LearnerClient, Stopped
 from areal_like.wire.messages import Manifest
 from learners.attestation import Attestation
 from learners.build import build_trainer
-from learners.demonstrated import Demonstrated, client_of
 from learners.probe import Reference, sequences_of
 from learners.progress import RunProgress, on_clock_of_run, write_summary
 from learners.publication import Alone, Coding, Publisher
@@ -52,7 +50,7 @@ class TrainLoop:
         self,
         role: Role,
         trainer: Trainer,
-        client: LearnerClient | Demonstrated,
+        client: LearnerClient,
         publisher: Publisher,
         attestation: Attestation,
         metrics: MetricsLog,
@@ -61,7 +59,7 @@ class TrainLoop:
     ):
         self.run_folder, self.config, self.trainer, self.client = role.run, role.config, trainer, client
         self.publisher, self.attestation, self.metrics = publisher, attestation, metrics
-        self.reference, self.alone, self.writer = reference, is_supervised(role.config), writer
+        self.reference, self.writer = reference, writer
         self.interval = role.config.weight_sync_interval
         self.spans = Spans(role.run, role.name)
         self.spans.start(time.monotonic())
@@ -92,8 +90,7 @@ class TrainLoop:
         self._until = None if most is None else min(max(0.0, most - start.seconds), LONGEST_SECONDS)
         samples = TrainedSamples(self.run_folder, self.config.run, progress.steps)
         self.client.hello(getattr(self.trainer, "facts", None))
-        if not self.alone:
-            self._publish(self.version)
+        self._publish(self.version)
         self._want(progress.steps)
         reason = self._reason_to_stop()
         while not reason:
@@ -117,7 +114,7 @@ class TrainLoop:
                 continue
             self.client.trained(progress.steps)
             progress.steps += 1
-            if progress.steps % self.interval == 0 and not self.alone:
+            if progress.steps % self.interval == 0:
                 row["publish/seconds"] = self._publish(self.version)
             self._count_time()
             progress.seconds = info["seconds"] = start.seconds + info["seconds"]
@@ -130,8 +127,8 @@ class TrainLoop:
             self._checkpoint(last=bool(reason))
         log.info("training ends: %s", reason)
         unpublished = bool(progress.steps % self.interval)
-        if unpublished or self.alone:
-            self._publish(self.version + unpublished)  # the last evaluation then sees the weights that are saved
+        if unpublished:
+            self._publish(self.version + 1)  # the last evaluation then sees the weights that are saved
         manifest = self.publisher.wait()
         report = self.client.finish(reason, progress.steps)
         summary = progress.summary(start, reason, report, manifest, self.config)
@@ -150,8 +147,7 @@ class TrainLoop:
 
     def _train(self, batch: Batch) -> dict[str, Any]:
         """Make a train step, while the buffer prepares the next batch. Returns its metrics. Raises Untrainable."""
-        if not self.alone:
-            self.attestation.check(batch)
+        self.attestation.check(batch)
         self._want(batch.index + 1)
         started = time.monotonic()
         with self.spans.during("train"):
@@ -229,7 +225,8 @@ def main(role: Role) -> None:
     checkpoint = checkpoints.latest(role.run)
     task = build("task", role.config.task, role.config.run.seed)
     score = getattr(trainer, "logprobs_of", None)
-    client = client_of(role, task, score)
+    timeout = role.config.buffer.heartbeat_timeout
+    client = LearnerClient(role.find("buffer"), role.name, link_timeout=timeout, keys=role.keys)
     role.orders.on_pause(client.pause)
     if role.grace:
         role.orders.on_end(client.pause, role.grace)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from areal_like.config.registry import is_supervised
 from areal_like.config.schema import OWN, Run
 from areal_like.run import checkpoints
 from areal_like.run.run_folder import SUMMARY, note_step, write
@@ -63,7 +62,7 @@ class RunProgress:
         self.evaluations = [*self.evaluations, *evaluations]
         if evaluations:
             newest = evaluations[-1]
-            row |= {f"eval/{key}": newest[key] for key in ("reward", "loss", "version", "length") if key in newest}
+            row |= {f"eval/{key}": newest[key] for key in ("reward", "version", "length") if key in newest}
             row |= heldout_metrics(newest.get("sets", {}))
 
     def check(self, run: Path, limits: Run, mismatch: float | None) -> None:
@@ -91,12 +90,13 @@ class RunProgress:
         buffer's last, `manifest` that of the last weights."""
         seconds = start.seconds + (report["trained_seconds"] or 0.0)
         evaluations = start.evaluations + on_clock_of_run(report["evaluations"], start.seconds)
-        alone, target = is_supervised(config), config.run.target_reward
-        measured = "loss" if alone else "reward"
-        found: dict[str, Any] = {
+        target = config.run.target_reward
+        reached = [each["seconds"] for each in evaluations if target is not None and each["reward"] >= target]
+        faults = {name: value for name, value in report.items() if name.startswith(FAULTS)}
+        return {
             # A run killed during its first round has no evaluation of version 0.
-            f"{measured}_before": evaluations[0][measured] if evaluations and not evaluations[0]["version"] else None,
-            f"{measured}_after": evaluations[-1][measured] if evaluations else None,
+            "reward_before": evaluations[0]["reward"] if evaluations and not evaluations[0]["version"] else None,
+            "reward_after": evaluations[-1]["reward"] if evaluations else None,
             "steps": self.steps,
             "version": manifest.version,
             "seconds": seconds,
@@ -105,13 +105,7 @@ class RunProgress:
             "trained_tokens_per_second": self.tokens_per_second,
             "learner_idle_share": self.idle_share,
             "weights_digest": manifest.digest,
-            "faults": {"train/nonfinite_steps": self.nonfinite},
             "evaluations": evaluations,
-        }
-        if alone:
-            return found
-        reached = [each["seconds"] for each in evaluations if target is not None and each["reward"] >= target]
-        return found | {
             "seconds_to_target": reached[0] if reached else None,
             "staleness_mean": self.staleness / max(1, self.samples),
             "staleness_max": report["staleness_max"],
@@ -121,7 +115,7 @@ class RunProgress:
             "update_apply_seconds": report.get("rollout/update_apply_seconds"),
             "update_pause_seconds": report.get("rollout/update_pause_seconds"),
             "ledger": report["ledger"],
-            "faults": {name: value for name, value in report.items() if name.startswith(FAULTS)} | found["faults"],
+            "faults": faults | {"train/nonfinite_steps": self.nonfinite},
         }
 
 

@@ -10,7 +10,6 @@ import logging
 import re
 from typing import Any
 
-from areal_like.config.registry import is_supervised
 from areal_like.errors import UserError
 from areal_like.types import Batch
 
@@ -56,8 +55,8 @@ class SettingAside:
     """Has the buffer replace untrainable batches, but not `run.max_untrainable` in a row."""
 
     def __init__(self, client: Any, config: Any):
-        # Demonstrations, a replay, or a fixed age allow no other batch.
-        self._possible = not (is_supervised(config) or config.replay or config.inject_staleness is not None)
+        # A replay or a fixed age allows no other batch.
+        self._possible = not (config.replay or config.inject_staleness is not None)
         self._client, self._most = client, config.run.max_untrainable
         self.in_a_row = 0
 

@@ -14,7 +14,6 @@ from areal_like.config.registry import (
     as_spec,
     check_knobs,
     correction_of,
-    is_supervised,
     knobs,
     marks,
     with_defaults,
@@ -131,7 +130,7 @@ def _of_advantage(config: Config, known: Mapping[str, Knobs]) -> Iterator[Proble
         if name == "maxrl" and learner.get(knob):
             yield f"learner.{knob}", "advantage=maxrl takes no negative rewards, which this would cause"
     alone = known["sizing"]["name"] == "fixed" and known["sizing"]["group_size"] == 1
-    learns_else = "teacher" not in learner or learner["teacher"] is not None or is_supervised(config)
+    learns_else = "teacher" not in learner or learner["teacher"] is not None
     if alone and "compares_samples" in marks("advantage", name) and not learns_else:
         problem = f"advantage={name} compares the samples of one prompt, so all advantages would be 0 with 1 sample"
         yield "sizing.group_size", f"{problem}: take larger groups, or advantage=batch"
@@ -144,8 +143,6 @@ def _of_corrections(config: Config, known: Mapping[str, Knobs]) -> Iterator[Prob
     elif "ratio_to_behaviour" in found:
         own = "behaviour_current"
     path, spec = "loss.correction", correction_of(config.loss)
-    if "supervised" in found and spec["name"] != "none":
-        yield path, "demonstrations were sampled by no policy: leave it out"
     while spec["name"] != "none":
         chosen = with_defaults("correction", spec)
         if "weight" not in chosen:  # one of the user's own
@@ -206,24 +203,6 @@ def _of_engine(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
         yield key, f"a model of {kind} has no experts that can be replayed (those of {', '.join(sorted(ROUTED))} have)"
 
 
-def _of_supervision(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
-    if not is_supervised(config):
-        return
-    asked = {
-        "run.target_reward": config.run.target_reward is not None,
-        "replay": config.replay,
-        "inject_staleness": config.inject_staleness is not None,
-        "sampling.temperature": config.sampling.temperature != 1.0,
-        "group_reward": config.group_reward["name"] != "none",
-        "eval.sets": config.eval.sets,
-    }
-    asked |= {f"learner.{knob}": known["learner"].get(knob) for knob in ("kl_reward", "router_replay", "teacher")}
-    for key in [key for key, is_set in asked.items() if is_set]:
-        yield key, f"loss={config.loss['name']} has neither rollouts nor rewards: leave it out"
-    if "needs_model" not in marks("learner", known["learner"]["name"]):
-        yield "learner", f"loss={config.loss['name']} needs a learner with a model"
-
-
 _CHECKS = (
     _of_sections,
     _of_processes,
@@ -233,6 +212,5 @@ _CHECKS = (
     _of_advantage,
     _of_corrections,
     _of_engine,
-    _of_supervision,
     _of_texts,
 )

@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping
 
 from areal_like.config.placement import actors_on
-from areal_like.config.registry import is_supervised, marks, with_defaults
+from areal_like.config.registry import marks, with_defaults
 from areal_like.config.schema import Config, Knobs
 from areal_like.models.model_folder import weight_bytes
 
@@ -84,7 +84,6 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = Fal
     launcher, large = marks("launcher", config.launcher["name"]), is_large(config)
     here, one_process = "ACROSS_HOSTS" not in launcher, "ONE_PROCESS" in launcher  # its roles take turns
     learns, acts = (here and large and _on_cpu(kind, known[kind]) for kind in ("learner", "engine"))
-    acts = acts and not is_supervised(config)
     embedded = {"needs_model", "needs_folder"} & marks("engine", config.engine["name"]) == {"needs_model"}  # no servers
     decodes_on_gpu = embedded and _on_cuda(known["engine"])
     quarter, rounds = cores // 4, known["scheduler"].get("max_staleness") == 0
@@ -145,9 +144,8 @@ SHOWN = (
 
 
 def describe_defaults(config: Config) -> str:
-    """A line for people: the values of these defaults, as far as the run has a use for them."""
-    keys = [key for key in SHOWN if key.startswith("learner.") or not is_supervised(config)]
-    values = [(key, getattr(config, kind).get(knob)) for key in keys for kind, _, knob in [key.partition(".")]]
+    """A line for people: the values of these defaults."""
+    values = [(key, getattr(config, kind).get(knob)) for key in SHOWN for kind, _, knob in [key.partition(".")]]
     return "defaults: " + ", ".join(f"{key}={value}" for key, value in values if value is not None)
 
 

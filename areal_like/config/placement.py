@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from areal_like.config.registry import ConfigError, is_supervised, with_defaults
+from areal_like.config.registry import ConfigError, with_defaults
 from areal_like.config.schema import Config
 
 KEY = "placement"
@@ -68,7 +68,7 @@ def needs_of(config: Config, gpu: bool = False) -> Needs:
     (`gpu`), or where the placement names devices for actors."""
     learner, engine = with_defaults("learner", config.learner), with_defaults("engine", config.engine)
     on_device = learner["device"] == "cuda" if "device" in learner else None
-    actors = 0 if config.replay or is_supervised(config) else int(config.actors.count or 1)
+    actors = 0 if config.replay else int(config.actors.count or 1)
     per_actor = _per_actor(engine, gpu or bool(_named(config.placement)))
     return Needs(int(learner.get("ranks", 1)), on_device, actors, per_actor)
 

@@ -18,7 +18,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from areal_like.config.annotations import misfit
-from areal_like.config.schema import Config, Knobs
+from areal_like.config.schema import Knobs
 from areal_like.config.signatures import REQUIRED, Knob, Signature, UnreadableError, is_async, signature
 from areal_like.errors import UserError
 from areal_like.places import CONFIGS
@@ -35,7 +35,6 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "reverse": "areal_like.tasks.copying:Reverse",
         "arithmetic": "areal_like.tasks.arithmetic:Arithmetic",
         "jsonl": "areal_like.tasks.jsonl:Jsonl",
-        "demonstrations": "areal_like.tasks.demonstrations:Demonstrations",
         "mixture": "areal_like.tasks.mixture:Mixture",
         "reasoning_gym": "areal_like.tasks.reasoning_gym:ReasoningGym",
         "episodes": "areal_like.tasks.episodes:Episodes",
@@ -243,11 +242,6 @@ def check_knobs(target: str, path: str, values: Mapping[str, object]) -> None:
 def marks(kind: str, name: str) -> frozenset[str]:
     """The marks of a component: a function's decorators, the attributes that a class or a base of it sets to True."""
     return described(kind, name).marks
-
-
-def is_supervised(config: Config) -> bool:
-    """Whether only the learner runs and trains on a task's demonstrations (`loss=sft`), without a buffer or actors."""
-    return "supervised" in marks("loss", config.loss["name"])
 
 
 def check_function(key: str, path: str) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from areal_like.config.placement import KEY, Devices, needs_of, place
-from areal_like.config.registry import is_supervised, marks
+from areal_like.config.registry import marks
 from areal_like.config.run_config import Config, actors_of, learner_threads, ranks_of, select
 from areal_like.config.schema import Spec
 
@@ -28,9 +28,8 @@ class RoleSpec:
 
 
 def plan(config: Config) -> list[RoleSpec]:
-    """The processes of a run, in order of their start. A replay has no actors; a supervised loss no buffer either."""
-    alone = is_supervised(config)
-    count = 0 if config.replay or alone else actors_of(config)
+    """The processes of a run, in order of their start. A replay has no actors."""
+    count = 0 if config.replay else actors_of(config)
     engine, learner = has_model("engine", config.engine), has_model("learner", config.learner)
     needs = needs_of(config)
     placed = place(select(config, KEY), needs, None)
@@ -55,7 +54,7 @@ def plan(config: Config) -> list[RoleSpec]:
         for rank in [*range(1, ranks_of(config)), 0]
     ]
     buffer = RoleSpec("buffer", "buffer.main", 1, True, devices=() if placed else None)
-    return ranks if alone else [buffer, *ranks, *actors]
+    return [buffer, *ranks, *actors]
 
 
 def has_model(kind: str, spec: Spec) -> bool:

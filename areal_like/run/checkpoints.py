@@ -20,7 +20,7 @@ from typing import Any
 import xxhash
 
 from areal_like.errors import UserError
-from areal_like.run.measures import Evaluation, best_of, measured, rank
+from areal_like.run.measures import Evaluation, best_of, measured
 from areal_like.run.run_folder import sync
 from areal_like.run.run_folder import write as write_file
 
@@ -126,7 +126,7 @@ def keep_best(run: Path, evaluations: Sequence[Evaluation], measure: str, interv
         return
     link = run / "checkpoints" / BEST
     known = json.loads((link / FIGURE).read_bytes()) if (link / FIGURE).is_file() else {}
-    if known.get("measure") == measure and rank(measure, known["value"]) >= rank(measure, value):
+    if known.get("measure") == measure and known["value"] >= value:
         return
     folder, beside = link.with_name(f"{BEST}-{step:08d}"), link.with_name(f".{BEST}.tmp")
     shutil.rmtree(folder, ignore_errors=True)

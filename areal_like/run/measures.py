@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from areal_like.config.registry import is_supervised
 from areal_like.config.schema import OWN, Config
 
 Evaluation = Mapping[str, Any]
@@ -11,7 +10,7 @@ Evaluation = Mapping[str, Any]
 
 def measure_of(config: Config) -> str:
     """`checkpoint.best`, or the usual one."""
-    return config.checkpoint.best or f"{OWN}/{'loss' if is_supervised(config) else 'reward'}"
+    return config.checkpoint.best or f"{OWN}/reward"
 
 
 def measured(evaluation: Evaluation, measure: str) -> float | None:
@@ -21,16 +20,11 @@ def measured(evaluation: Evaluation, measure: str) -> float | None:
     return of_set.get(figure)
 
 
-def rank(measure: str, value: float) -> float:
-    """The better, the higher."""
-    return -value if measure.endswith("/loss") else value
-
-
 def best_of(evaluations: Sequence[Evaluation], measure: str) -> tuple[Evaluation | None, int]:
     """The best evaluation of trained weights (None: there is none), the first of equal ones, and the number of those
     behind it."""
     found = [each for each in evaluations if each["version"] and measured(each, measure) is not None]
-    ranks = [rank(measure, measured(each, measure) or 0.0) for each in found]
+    ranks = [measured(each, measure) or 0.0 for each in found]
     if not found:
         return None, 0
     place = ranks.index(max(ranks))

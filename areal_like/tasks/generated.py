@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import xxhash
 
-from areal_like.interfaces import Codec, Demonstration
+from areal_like.interfaces import Codec
 from areal_like.sampling import stream_key
 from areal_like.types import Prompt
 
@@ -116,12 +116,6 @@ class GeneratedTask(GeneratedPrompts):
         super().__init__(seed, train_size, heldout_size, length_trace)
         for split in SPLITS:
             self.prompt(split, 0)
-
-    def demonstration(self, split: str, row: int) -> Demonstration:
-        """For a prompt whose answer is tokens: these, ended with the first stop token if there is one."""
-        prompt = self.prompt(split, row)
-        tokens = np.append(prompt.answer, self.stop_tokens[:1]).astype(np.int32)
-        return Demonstration(prompt, tokens, np.ones(len(tokens), bool))
 
     def _draft(self, rng: np.random.Generator) -> tuple[bytes, Callable[[], Prompt]]:
         tokens, answer = self._draw(rng)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from areal_like.config import run_config as configs
 from areal_like.config.heldout import heldout_workflow, task_spec
-from areal_like.config.registry import ConfigError, build, is_supervised
+from areal_like.config.registry import ConfigError, build
 from areal_like.config.run_config import Config
 from areal_like.config.schema import OWN
 from areal_like.estimates import powers
@@ -46,10 +46,10 @@ def sets_of(config: Config, task: Task) -> list[HeldoutSet]:
     return found
 
 
-def check_best(config: Config, sets: Sequence[HeldoutSet] = ()) -> None:
+def check_best(config: Config, sets: Sequence[HeldoutSet]) -> None:
     """Raises ConfigError for a `checkpoint.best` that is no measure of the `sets`, or never taken."""
     known = [f"{each.name}/{figure}" for each in sets for figure in ("reward", *(f"pass@{k}" for k in each.ks))]
-    known = [*dict.fromkeys([f"{OWN}/{'loss' if is_supervised(config) else 'reward'}", *known])]
+    known = [*dict.fromkeys([f"{OWN}/reward", *known])]
     if config.checkpoint.best not in (None, *known):
         key = "checkpoint.best"
         raise ConfigError(f"{key}: got {config.checkpoint.best!r}, expected {' or '.join(known)}", key)

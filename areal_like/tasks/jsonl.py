@@ -105,7 +105,7 @@ class Jsonl(FileTask):
         key, answered = self._names["prompt"], self._names["answer"]
         if missing := [name for name in self._needed if name not in fields]:
             raise ValueError(f"{place}: no {missing[0]!r}; the keys are {', '.join(fields)}")
-        prompt = checked_prompt(place, key, fields[key], self._chat, begins=True)
+        prompt = checked_prompt(place, key, fields[key], self._chat)
         try:
             answer = in_words(fields.get(answered, ""))
             self._check(answer)

@@ -166,15 +166,12 @@ def are_messages(prompt: object) -> TypeGuard[list[dict[str, str]]]:
     return all(isinstance(role, str) and ROLE.fullmatch(role) and isinstance(text, str) for role, text in told)
 
 
-def checked_prompt(
-    place: str, key: str, prompt: object, chat: bool, begins: bool = False
-) -> str | list[dict[str, str]]:
+def checked_prompt(place: str, key: str, prompt: object, chat: bool) -> str | list[dict[str, str]]:
     """Raises ValueError for a prompt that is neither a text nor, in a chat template, messages. The last one may be the
-    assistant's where it `begins` the answer, behind another role's."""
+    assistant's, behind another role's: it begins the answer."""
     roles = [m.get("role") for m in prompt if isinstance(m, dict)] if isinstance(prompt, list) else []
-    if roles[-1:] == ["assistant"] and (not begins or roles[-2:-1] in ([], ["assistant"])):
-        where = "the prompt's last message, behind another role's" if begins else "a turn of its own: take it out"
-        raise ValueError(f"{place}: {key!r} ends with a message of the assistant, expected another role; it is {where}")
+    if roles[-1:] == ["assistant"] and roles[-2:-1] in ([], ["assistant"]):
+        raise ValueError(f"{place}: {key!r} ends with a message of the assistant, expected another role's before it")
     if isinstance(prompt, str) or (chat and are_messages(prompt)):
         return prompt
     wanted = "a text or a list of messages {role (a word), content}" if chat else "a text"

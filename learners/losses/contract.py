@@ -78,12 +78,11 @@ class MinibatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What a loss needs from the learner; each of the first six is also a decorator. `wants_proximal`: it needs
+    """What a loss needs from the learner; each of the first five is also a decorator. `wants_proximal`: it needs
     `LossBatch.proximal`; if it has a knob `proximal`, only where that is "recompute". `ratio_to_behaviour`: it contains
     current/behaviour, so a correction must not weigh by that ratio again. `clips_finely`: its clip range is finer than
     bfloat16 rounding, so engine and learner must compute alike. `single_pass`: it diverges with more than one pass over
-    a batch. `supervised`: it trains demonstrated tokens, without behaviour logprobs and advantages. `plan` (the
-    decorator is `planned`): it needs `LossBatch.weights`.
+    a batch. `plan` (the decorator is `planned`): it needs `LossBatch.weights`.
 
     `own_ratio`: the policies whose ratio it contains, "proximal_current", "behaviour_current" or None. `drops`: tokens
     with factor 0 in its plan leave the batch, with their part of the denominator.
@@ -93,14 +92,13 @@ class Marks:
     ratio_to_behaviour: bool = False
     clips_finely: bool = False
     single_pass: bool = False
-    supervised: bool = False
     plan: MinibatchPlan | None = None
     own_ratio: str | None = None
     drops: bool = False
 
 
 wants_proximal, ratio_to_behaviour = mark_as("wants_proximal"), mark_as("ratio_to_behaviour")
-clips_finely, single_pass, supervised = mark_as("clips_finely"), mark_as("single_pass"), mark_as("supervised")
+clips_finely, single_pass = mark_as("clips_finely"), mark_as("single_pass")
 planned = partial(mark_as, "plan")
 
 

@@ -1,6 +1,6 @@
 """Losses with the plain policy gradient `w A ∇log π`; they differ in the importance weight w, which has no gradient.
 The reported value is `− Σ w A log π ÷ denominator`: only its gradient has a meaning, as with every score function.
-`sft` is the same with A = 1 on tokens that a task demonstrates."""
+`sft` is the same with A = 1."""
 
 import math
 from typing import Annotated
@@ -17,7 +17,6 @@ from learners.losses.contract import (
     ratio_to_behaviour,
     score_loss,
     sequence_sums,
-    supervised,
     total,
 )
 
@@ -31,10 +30,10 @@ def reinforce(batch: LossBatch, denominator: float) -> tuple[Tensor, Observed]:
     return score_loss(batch.advantages, batch, denominator), {}
 
 
-@supervised
 def sft(batch: LossBatch, denominator: float) -> tuple[Tensor, Observed]:
-    """Cross-entropy, − Σ log π ÷ denominator: supervised fine-tuning. With `normalise: token_mean` its value is the
-    mean negative log likelihood per trained token, in nats."""
+    """Cross-entropy, − Σ log π ÷ denominator, without advantages: rejection sampling, where rewards that are None leave
+    out all but good samples. With `normalise: token_mean` its value is the mean negative log likelihood per trained
+    token, in nats."""
     likely = current_logprobs(batch)
     return total(likely, batch, denominator), {"nll": -likely.detach()}
 

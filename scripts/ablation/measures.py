@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from areal_like.config.registry import is_supervised
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.run.metrics import MetricsFollower
 
@@ -30,7 +29,7 @@ class Measure(NamedTuple):
 
 
 class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`y`: a key of metrics.jsonl; eval/reward and eval/loss are those of the evaluations."""
+    """`y`: a key of metrics.jsonl; eval/reward is that of the evaluations."""
 
     y: str = "eval/reward"
     x: Literal["samples", "steps", "seconds"] = "samples"
@@ -77,11 +76,11 @@ class Outcome:
     def curve(self, curve: Curve) -> tuple[list[float], list[float]]:
         """(x, y) in the order of x. An evaluation counts at the step that made its weights."""
         rows, key, config, scale = self.rows, curve.y, self.config, 1
-        if key in ("eval/reward", "eval/loss"):
-            interval, steps, key = config.weight_sync_interval, self.summary["steps"], key.removeprefix("eval/")
+        if key == "eval/reward":
+            interval, steps, key = config.weight_sync_interval, self.summary["steps"], "reward"
             rows = [{**row, "step": min(row["version"] * interval, steps)} for row in self.summary["evaluations"]]
         if curve.x == "samples":
-            scale = config.groups_per_batch * (1 if is_supervised(config) else config.sizing["group_size"])
+            scale = config.groups_per_batch * config.sizing["group_size"]
         place = "seconds" if curve.x == "seconds" else "step"
         known = sorted((float(scale * row[place]), y) for row in rows if (y := _finite(row.get(key))) is not None)
         return [x for x, _ in known], [y for _, y in known]

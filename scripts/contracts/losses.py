@@ -68,7 +68,7 @@ def _some(batch: LossBatch, index: Tensor) -> LossBatch:
 def _better(loss: LossFunction) -> None:
     batch = batch_of(spread=0.0, masked=0.0)
     _, gradient = _planned(loss, batch)
-    push = float(-(gradient * (1.0 if marks_of(loss).supervised else batch.advantages)).sum())
+    push = float(-(gradient * batch.advantages).sum())
     demand(push > 0, f"advantage · push = {push:.3g}: a step makes good answers less likely (a wrong sign?)")
 
 

@@ -20,7 +20,6 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from areal_like.config.registry import is_supervised
 from areal_like.config.run_config import Config, load_resolved
 from areal_like.launch.outcome import Death
 from areal_like.run import checkpoints
@@ -56,7 +55,6 @@ class Display:
 
     def __init__(self, config: Config, folder: Path, plain: bool):
         self.config, self.run, self.folder = config, config.run, folder
-        self.alone = is_supervised(config)
         self.follower, self._done = MetricsFollower(folder / "metrics.jsonl"), checkpoints.steps_done(folder)
         self.console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         live = self.console.is_terminal and not self.console.is_dumb_terminal and not plain
@@ -126,9 +124,8 @@ class Display:
         self.row = row
         if row.get("reward/mean") is not None:
             self.rewards.append(row["reward/mean"])
-        measured = "eval/loss" if self.alone else "eval/reward"
-        if row.get(measured) is not None:
-            self.held_out = f"{row[measured]:.3f} (v{row['eval/version']})"
+        if row.get("eval/reward") is not None:
+            self.held_out = f"{row['eval/reward']:.3f} (v{row['eval/version']})"
         if self._tracking and row["step"] > self._done:  # trackers have those of an earlier start
             self._tracking.row(row)
 
@@ -158,13 +155,6 @@ class Display:
     def _fields(self) -> dict[str, str]:
         """Facts of the last train step; empty ones are not shown."""
         show = lambda key, form: number(self.row, key, form)  # noqa: E731
-        if self.alone:
-            return {
-                "loss": show("loss", "{:.3f}"),
-                "held-out loss": self.held_out,
-                "tokens/s": show("train/tokens_per_second", "{:,.0f}"),
-                "faults": faults(self.row),
-            }
         return {
             "reward": show("reward/mean", "{:.3f}"),
             "held-out": self.held_out,
@@ -178,8 +168,6 @@ class Display:
         }
 
     def _waits(self) -> str:
-        if self.alone:
-            return "the learner loads its model, and measures the loss on held-out rows" if not self.row else "-"
         if not self.status:
             return "the processes import and find one another"
         if self.row and not self.status["started"]:
@@ -282,27 +270,18 @@ def print_summary(summary: dict[str, Any], folder: Path) -> None:
     show = lambda key, form: number(summary, key, form)  # noqa: E731
     steps = f"{show('steps', '{}')} in {show('seconds', '{:.1f}')} s"
     trained = f"{show('trained_tokens_per_second', '{:,.0f}')} trained"
-    if "loss_after" in summary:
-        lines = {
-            "held-out loss": f"{show('loss_before', '{:.3f}')} before, {show('loss_after', '{:.3f}')} after, in nats",
-            "train steps": steps,
-            "tokens per second": trained,
-        }
-    else:
-        since = f" since the resume at step {summary['since_step']}" if summary.get("since_step") else ""
-        lines = {
-            "held-out reward": f"{show('reward_before', '{:.3f}')} before, {show('reward_after', '{:.3f}')} after",
-            "train steps": steps,
-            "staleness": f"mean {show('staleness_mean', '{:.2f}')}, max {show('staleness_max', '{}')}, "
-            f"bound {show('staleness_bound', '{}')}",
-            "tokens per second": f"{show('tokens_per_second', '{:,.0f}')} rolled out{since}, {trained}",
-            "idle share": f"actors {show('actor_idle_share', '{:.0%}')}{since}, "
-            f"learner {show('learner_idle_share', '{:.0%}')}",
-            **(ledger_lines(summary["ledger"]) if "ledger" in summary else {}),
-            "actor restarts": str(summary.get("restarts", 0)),
-            "left out": "; ".join(words.splitlines()[0] for words in summary.get("left_out", {}).values()),
-        }
-    lines |= {
+    since = f" since the resume at step {summary['since_step']}" if summary.get("since_step") else ""
+    lines = {
+        "held-out reward": f"{show('reward_before', '{:.3f}')} before, {show('reward_after', '{:.3f}')} after",
+        "train steps": steps,
+        "staleness": f"mean {show('staleness_mean', '{:.2f}')}, max {show('staleness_max', '{}')}, "
+        f"bound {show('staleness_bound', '{}')}",
+        "tokens per second": f"{show('tokens_per_second', '{:,.0f}')} rolled out{since}, {trained}",
+        "idle share": f"actors {show('actor_idle_share', '{:.0%}')}{since}, "
+        f"learner {show('learner_idle_share', '{:.0%}')}",
+        **(ledger_lines(summary["ledger"]) if "ledger" in summary else {}),
+        "actor restarts": str(summary.get("restarts", 0)),
+        "left out": "; ".join(words.splitlines()[0] for words in summary.get("left_out", {}).values()),
         "learning": learning(folder),
         "replay": replayed(folder),
         "faults": faults(summary.get("faults", {})),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from areal_like.config import run_config as configs
-from areal_like.config.registry import is_supervised
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import CONFIG, RENDEZVOUS, SUMMARY, config_file, is_going_on
@@ -39,11 +38,6 @@ class Running:
         self.config: Config = configs.load_resolved(config_file(folder))
         if keys:
             self.config = configs.replace(self.config, "security.key_folder", str(keys.resolve()))
-        if is_supervised(self.config):
-            raise NotRunning(
-                f"{folder}: a run with loss={self.config.loss['name']} has no buffer to ask; its numbers are in "
-                f"{folder}/metrics.jsonl (areal-like report {folder}); end it with Ctrl-C where it was started"
-            )
         offered = self.rendezvous()
         if offered is None or not is_going_on(folder):
             raise NotRunning(f"{folder}: its buffer is not running: {how_it_ended(folder)}")

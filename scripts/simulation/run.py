@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from areal_like.config import run_config as configs
-from areal_like.config.registry import build, is_supervised
+from areal_like.config.registry import build
 from areal_like.config.run_config import Config, ConfigError, actors_of, ranks_of
 from areal_like.interfaces import Task
 from areal_like.run.metrics import MetricsFollower
@@ -97,12 +97,10 @@ def prompt_of(task: Task, tokens: int | None, most: int | None) -> PromptOf:
 
 
 class Simulation:
-    """`history`: seed of everything that differs between runs of one config (jitter). Raises ConfigError for a run
-    without rollouts, and for one that does not begin at its first train step."""
+    """`history`: seed of everything that differs between runs of one config (jitter). Raises ConfigError for a run that
+    does not begin at its first train step."""
 
     def __init__(self, config: Config, costs: Costs, history: int = 0):
-        if is_supervised(config):
-            raise ConfigError(f"loss: got {config.loss['name']}, expected a loss that trains on rollouts")
         for key in ("replay", "resume"):
             if given := getattr(config, key):
                 raise ConfigError(f"{key}: got {given}, expected null: a simulation begins a new run")

@@ -17,14 +17,14 @@ import numpy as np
 from actors.reward_pool import RewardError, RewardPool
 from actors.rewards import reward_function
 from areal_like.config.heldout import heldout_workflow
-from areal_like.config.registry import as_spec, build, check, check_function, is_supervised, marks, with_defaults
+from areal_like.config.registry import as_spec, build, check, check_function, marks, with_defaults
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
 from areal_like.interfaces import PooledTask, Task
 from areal_like.launch.children import limits
 from areal_like.models import model_folder
 from areal_like.tasks.generated import GeneratedPrompts
-from areal_like.tasks.heldout import HeldoutSet, check_best, sets_of
+from areal_like.tasks.heldout import HeldoutSet, sets_of
 from areal_like.tasks.text import load_tokenizer
 from areal_like.wire import keys
 from areal_like.wire.bus import bypass_proxies
@@ -64,20 +64,15 @@ def preflight(config: Config, gpus: Gpus | None = None) -> tuple[str, dict[str, 
     task = build("task", config.task, config.run.seed)
     check_teacher(config, task)
     model = model_config(config)
-    if is_supervised(config):
-        check_demonstrations(task, config, model)
-        check_best(config)
-    else:
-        check_texts(task, config)
-        check_lengths(task, asked_prompts(task, sets_of(config, task)), config, model)
+    check_texts(task, config)
+    check_lengths(task, asked_prompts(task, sets_of(config, task)), config, model)
     if model is not None:
         path = config.model["path"]
         model_folder.check_weights(path)
         _check_vocabulary("model.path", path, model, task)
-    if not is_supervised(config):
-        check_rewards(task, config)
-        if config.group_reward["name"] == "judge" and "ACROSS_HOSTS" not in marks("launcher", config.launcher["name"]):
-            check_address("group_reward.base_url", config.group_reward["base_url"])
+    check_rewards(task, config)
+    if config.group_reward["name"] == "judge" and "ACROSS_HOSTS" not in marks("launcher", config.launcher["name"]):
+        check_address("group_reward.base_url", config.group_reward["base_url"])
     notes = list(sharing(config))
     if (rows := task.size("train")) < (size := config.groups_per_batch):
         notes.append(f"groups_per_batch={size}: there are {rows} training prompts, so a batch repeats them")
@@ -235,7 +230,7 @@ def model_config(config: Config) -> Any:
 def positions_of(config: Config, model: Any) -> dict[str, int]:
     """Setting of the model → most tokens of a sequence (`areal_like.models.model_folder.bounds`)."""
     model = SimpleNamespace(**with_defaults("model", config.model)) if model is None else model
-    found = model_folder.bounds(model, config.engine["name"] == "torch" and not is_supervised(config))
+    found = model_folder.bounds(model, config.engine["name"] == "torch")
     return {f"the model's {name}": most for name, most in found.items()}
 
 
@@ -305,23 +300,6 @@ def check_lengths(task: Task, heldout: int, config: Config, model: Any) -> None:
 
     least = min(known.values(), default=None)
     _refuse_rows(task, {split: rows_to_check(task, split, heldout, config, least) for split in SPLITS}, problem)
-
-
-def check_demonstrations(task: Task, config: Config, model: Any) -> None:
-    """Every demonstration (without `place`, the first `ROWS` of a split) fits the model. Raises ConfigError."""
-    if not hasattr(task, "demonstration"):
-        name, loss = config.task["name"], config.loss["name"]
-        raise ConfigError(f"task={name} has no demonstrations for loss={loss}: take demonstrations (a file)", "task")
-    name, most = min(positions_of(config, model).items(), key=lambda item: item[1], default=("", sys.maxsize))
-
-    def problem(split: str, row: int) -> str:
-        shown = task.demonstration(split, row)
-        length = len(shown.prompt.tokens) + len(shown.tokens)
-        return f"{length} tokens; {name}={most}: take the row out" if length > most else ""
-
-    sizes = {split: task.size(split) for split in SPLITS}
-    rows = {split: range(size if hasattr(task, "place") else min(size, ROWS)) for split, size in sizes.items()}
-    _refuse_rows(task, rows, problem)
 
 
 def _refuse_rows(task: Task, rows: Mapping[str, Sequence[int]], problem: Callable[[str, int], str]) -> None:

@@ -147,14 +147,10 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("task.ratios", ["task={name: mixture, tasks: {a: copy}, ratios: {b: 1}}"]),
     ("task.ratios.a", ["task={name: mixture, tasks: {a: copy}, ratios: {a: 0}}"]),
     ("task.workflows.a", ["task={name: mixture, tasks: {a: copy}, workflows: {a: {name: multi_turns}}}"]),
-    # distillation and demonstrations
+    # distillation
     ("learner.teacher.path", ["advantage=distill"]),
     ("learner.teacher", ["learner.teacher={path: x}"]),
     ("learner.teacher.path", ["advantage=distill", "learner.teacher={top: 3}"]),
-    ("run.target_reward", ["algorithm=sft", "run.target_reward=0.9"]),
-    ("learner.kl_reward", ["algorithm=sft", "learner.kl_reward=0.1"]),
-    ("group_reward", ["algorithm=sft", "group_reward=tests.actors.test_group_rewards:total_minus"]),
-    ("learner", ["algorithm=sft", "learner={name: timed}"]),
     ("run.name", ["run.name=[1"]),
     ("nonsense", ["nonsense"]),
     ("--steps", ["--steps=3"]),
@@ -270,7 +266,6 @@ def test_a_run_of_another_format_is_refused(tmp_path: Path, key: str) -> None:
 FILES = sorted(set(layers.CONFIGS.rglob("*.yaml")) - set(layers.CONFIGS.glob("ablation/*")))
 NEEDED = {
     "jsonl": ["task.path=x", "task.tokenizer=y"],
-    "sft.yaml": ["task.path=x", "model.path=y"],
     "verifiers": ["task.env=x", "task.tokenizer=bytes"],
     "math": ["model.path=x"],
 }

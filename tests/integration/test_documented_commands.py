@@ -83,6 +83,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("user")
     (folder / "configs").symlink_to(ROOT / "configs")
     write_folder(folder / "MODEL_FOLDER", "qwen2")
+    (folder / "TEACHER_FOLDER").symlink_to("MODEL_FOLDER")
     (folder / "data" / "math").mkdir(parents=True)
     for name, first in (("train", 0), ("test", 50)):
         sums = [(f"{n} + {n} =", str(2 * n)) for n in range(first, first + 8)]

@@ -1,5 +1,5 @@
-"""Runs that are killed or ended, and resumed: nothing is trained twice or skipped, prompts are the same, and the result
-is the same, with a buffer and for demonstrations (algorithm=sft)."""
+"""Runs that are killed or ended, and resumed: nothing is trained twice or skipped, and prompts and the result are
+the same."""
 
 import re
 import signal
@@ -74,8 +74,9 @@ def test_a_resume_and_async_at_zero_draw_what_the_whole_run_draws(tmp_path: Path
     assert drawn[0] == drawn[1] == drawn[2]
 
 
-TINY = ["algorithm=sft", "task={name: arithmetic, digits: 3}", "groups_per_batch=8", "eval.prompts=16"]
-SCHEDULED = ["learner.schedule=cosine", "learner.schedule_steps=6", "learner.warmup_steps=1", "eval.every=2"]
+TINY = ["mode=sync", "engine.batch_invariant=true", "actors.count=1", "groups_per_batch=4", "eval.prompts=4"]
+TINY += ["run.target_reward=null", "eval.every=2"]
+SCHEDULED = ["learner.schedule=cosine", "learner.schedule_steps=6", "learner.warmup_steps=1"]
 
 
 def digest(run: Path) -> str:
@@ -89,11 +90,10 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, more: list[str]) 
     parted = train(tmp_path, "parted", *setting, "run.steps=3")
     train(tmp_path, "parted", *setting, "run.steps=6", f"resume={parted}")
     assert digest(parted) == digest(whole)
-    for key in ("loss", "lr", "grad_norm", "eval/loss"):
+    for key in ("loss", "lr", "grad_norm", "eval/reward"):
         assert [row.get(key) for row in rows(parted)] == [row.get(key) for row in rows(whole)], key
     found = summary(whole)
     assert [each["version"] for each in found["evaluations"]] == [0, 2, 4, 6]
-    assert found["loss_after"] < found["loss_before"] and "reward_after" not in found
     assert (whole / "checkpoints" / "final" / "adapter").exists() is bool(more)
 
 

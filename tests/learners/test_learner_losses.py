@@ -24,7 +24,7 @@ from tests.learners.losses.token_batches import THROUGH_A_LEARNER
 from tests.learners.test_learner import batches
 from tests.seeds import seeded
 
-CHOICES = [f"loss={name}" for name in COMPONENTS["loss"] if name != "sft"]
+CHOICES = [f"loss={name}" for name in COMPONENTS["loss"]]
 CHOICES += [f"algorithm={file.stem}" for file in (CONFIGS / "algorithm").glob("*.yaml") if file.stem != "distill"]
 BOUND = 1.1
 

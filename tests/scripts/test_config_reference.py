@@ -42,7 +42,7 @@ def test_every_key_and_knob_has_a_meaning_and_every_number_a_range() -> None:
 def test_every_loss_has_its_paper() -> None:
     page = (ROOT / "docs" / "algorithms.md").read_text()
     rows = set(re.findall(r"^\| (\w+) \|", page, re.M))
-    assert COMPONENTS["loss"].keys() - rows == {"sft"}, "docs/algorithms.md needs a row for each loss of rewards"
+    assert COMPONENTS["loss"].keys() <= rows, "docs/algorithms.md needs a row for each loss"
 
 
 @pytest.mark.parametrize(

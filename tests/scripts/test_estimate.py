@@ -209,7 +209,7 @@ def test_every_shipped_config_passes_the_dry_run_of_a_node(
     file: Path, material: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     needed = material[: 1 if "name: folder" in file.read_text() else 0]
-    if file.parent.name in ("qwen2.5", "smollm2") or file.stem == "sft":
+    if file.parent.name in ("qwen2.5", "smollm2"):
         needed = material[:3]
     elif file.parent.name == "gsm8k":
         needed = material[::3]

@@ -9,7 +9,6 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
 from areal_like.tasks.chat import TokenizerCodec
-from areal_like.tasks.demonstrations import Demonstrations
 from areal_like.tasks.jsonl import Jsonl
 from areal_like.tasks.text import TEMPLATE
 from tests.tasks.templates import DEEPSEEK_R1, FAMILIES, QWEN, QWEN3, tokenizer_of, write_tokenizer
@@ -73,33 +72,26 @@ def test_whether_a_template_rewrites_a_turn_follows_from_it_and_the_next(templat
             assert grown.tolist() == codec.encode(whole).tolist()
 
 
-REST = [{"role": "assistant", "content": "4"}, user("3+3?"), {"role": "assistant", "content": "6"}]
-
-
-def demonstrations(folder: Path, family: str) -> Demonstrations:
-    (folder / "d.jsonl").write_text("\n".join(json.dumps({"messages": [user(each), *REST]}) for each in "ab"))
-    knobs = {"path": str(folder / "d.jsonl"), "heldout_fraction": 0.5}
-    return Demonstrations(0, tokenizer=write_tokenizer(folder / "t", FAMILIES[family]), **knobs)
+def task_of(folder: Path, family: str) -> Jsonl:
+    (folder / "d.jsonl").write_text("\n".join(json.dumps({"prompt": [user(each)], "answer": "4"}) for each in "ab"))
+    tokenizer = write_tokenizer(folder / "t", FAMILIES[family])
+    return Jsonl(0, path=str(folder / "d.jsonl"), heldout_fraction=0.5, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("gpt-oss", "llama 2")])
 def test_turns_of_a_family_are_the_tokens_of_its_whole_conversation(tmp_path, family):
-    """Its turns end once, where it stops, and that end is trained."""
-    shape, task = FAMILIES[family], demonstrations(tmp_path, family)
-    words, codec, shown = tokenizer_of(shape), task.prompt("train", 0).codec, task.demonstration("train", 0)
+    """Its turns end once, where it stops."""
+    shape, task = FAMILIES[family], task_of(tmp_path, family)
+    words, prompt = tokenizer_of(shape), task.prompt("train", 0)
     ends = {shape.eos, shape.end or shape.eos, *shape.stops.split()}
     assert set(task.stop_tokens) == set(words.convert_tokens_to_ids(list(ends)))
-    end = words.convert_tokens_to_ids(shape.end or shape.eos)
-    begun = words.apply_chat_template([*shown.prompt.messages, *REST[:2]], add_generation_prompt=True, tokenize=False)
-    last = words.eos_token_id if family == "glm 4" else end  # no role follows
-    assert [*shown.prompt.tokens, *shown.tokens] == [*codec.encode(begun), *codec.encode("6"), last]
-    trained = shown.tokens[shown.trained].tolist()
-    assert trained == [*codec.encode("4"), end, *codec.encode("6"), last]
-    assert codec.decode(shown.tokens[shown.trained]) in ("46", "4 6")
+    end, codec = words.convert_tokens_to_ids(shape.end or shape.eos), prompt.codec
+    turns = [*prompt.messages, {"role": "assistant", "content": "4"}, user("3+3?")]
+    begun = codec.encode(words.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
     assert not codec.stray_marks
     for closed in (end, True):
-        behind = codec.continuation([user("3+3?")], closed=closed).tolist()
-        assert [*shown.prompt.tokens, *codec.encode("4"), end, *behind] == codec.encode(begun).tolist()
+        behind = codec.continuation([user("3+3?")], closed=closed)
+        assert [*prompt.tokens, *codec.encode("4"), end, *behind] == begun.tolist()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -205,12 +197,5 @@ def test_a_saved_tokenizer_is_the_source_in_every_version_of_transformers(tmp_pa
         assert (final / "tokenizer.json").read_bytes() == (tmp_path / "t/tokenizer.json").read_bytes()
 
 
-def test_what_no_turn_can_follow_or_begin_is_refused(tmp_path):
-    task = demonstrations(tmp_path, "gpt-oss")
-    assert task.prompt("train", 0).codec.stray_marks == "<|channel|>final<|message|>"
-    with pytest.raises(ValueError, match="channel"):
-        task.demonstration("train", 0)
-    prefilled = {"prompt": TALK, "completion": "4"}
-    (tmp_path / "p.jsonl").write_text(json.dumps(prefilled))
-    with pytest.raises(ValueError, match=r"p\.jsonl:1: .*assistant"):
-        Demonstrations(0, path=str(tmp_path / "p.jsonl"), tokenizer="bytes")
+def test_marks_before_an_answer_are_found(tmp_path):
+    assert task_of(tmp_path, "gpt-oss").prompt("train", 0).codec.stray_marks == "<|channel|>final<|message|>"

@@ -18,7 +18,7 @@ from learners.losses.corrections import Corrected, capped, none, ratio, tis
 from learners.losses.delightful import dg, dg_kondo, kondo_gate
 from learners.losses.targets import pmpo, preference_weights, target_weights, tpo
 from learners.losses.trial import BadLoss, try_loss
-from learners.losses.weighted import reinforce, sft
+from learners.losses.weighted import reinforce
 from scripts.contracts.losses import claims
 from tests.learners.losses.references import corrected
 from tests.learners.losses.token_batches import (
@@ -59,8 +59,6 @@ def test_every_registered_loss_and_correction_is_in_the_table() -> None:
 def test_value_and_gradient_with_each_correction_are_those_of_plain_loops(name, knobs, shared) -> None:
     cases = set()
     for number, (correction, links) in enumerate(LINKS.items()):
-        if name == "sft" and links:
-            continue
         if is_refused(name, knobs, links):
             with pytest.raises((ConfigError, ValueError), match=r"weight|pair"):
                 loss_of(name, knobs, correction)
@@ -74,7 +72,7 @@ def test_value_and_gradient_with_each_correction_are_those_of_plain_loops(name, 
         assert value == pytest.approx(expected / 7, rel=1e-9, abs=1e-12), correction
         np.testing.assert_allclose(gradient, slope[batch.mask.numpy()] / 7, rtol=1e-8, atol=1e-12, err_msg=correction)
         cases |= {share for share in ("masked_share", "capped_share") if share in seen and seen[share].any()}
-    assert "masked_share" in cases or name == "sft"
+    assert "masked_share" in cases
 
 
 @pytest.mark.parametrize("name", POLICY_GRADIENT)
@@ -205,7 +203,7 @@ def test_marks_of_losses_and_of_their_corrections() -> None:
     losses = (decoupled_ppo, around, ppo, gspo, dg)
     own = ["proximal_current", "proximal_current", "behaviour_current", "behaviour_current", None]
     assert [marks_of(each).own_ratio for each in losses] == own
-    assert marks_of(sft).supervised and marks_of(partial(dg_kondo, keep=0.5)).plan.skips
+    assert marks_of(partial(dg_kondo, keep=0.5)).plan.skips
     assert none(ppo) is ppo and marks_of(tis(dg)).single_pass
     assert marks_of(tis(ratio(dg, reject="k3", high=1.0, rejected="drop"))).drops
     assert marks_of(ratio(reinforce, self_normalise=True)).plan and not marks_of(ratio(reinforce)).plan
@@ -251,7 +249,6 @@ SENSELESS = [
     ("dg", {"reject": "k1", "low": 0.1}, "low"),
     ("dg", "tiss", ""),
     ("dg", 7, ""),
-    ("sft", "tis", ""),
 ]
 
 
