@@ -29,7 +29,7 @@ SLOW_IN = {
     "areal_like/weights": "codec history server",
     "buffer": "histories",
     "learners": "learner objective learner_losses prefixes ranks real_models sharding",
-    "tasks": "code generated length_trace reasoning_gym sandbox verifiers",
+    "tasks": "code generated length_trace sandbox verifiers",
 }
 SLOW = {f"{folder}/test_{name}.py" for folder, names in SLOW_IN.items() for name in names.split()}
 """Files that take more than three seconds: they train, compile, wait, or start processes. A new one belongs here."""

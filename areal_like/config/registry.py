@@ -36,7 +36,6 @@ COMPONENTS: dict[str, dict[str, str]] = {
         "arithmetic": "areal_like.tasks.arithmetic:Arithmetic",
         "jsonl": "areal_like.tasks.jsonl:Jsonl",
         "mixture": "areal_like.tasks.mixture:Mixture",
-        "reasoning_gym": "areal_like.tasks.reasoning_gym:ReasoningGym",
         "episodes": "areal_like.tasks.episodes:Episodes",
         "verifiers": "areal_like.tasks.verifiers:Verifiers",
     },

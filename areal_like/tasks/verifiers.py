@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from verifiers import Environment
 
 _ELSEWHERE = "it runs programs, and wants Prime's sandboxes, a browser or a server: train it as an agent of your own"
-REFUSED = {
-    "ReasoningGymEnv": "its scorers evaluate answers as Python: use task=reasoning_gym",
-    **dict.fromkeys(["SandboxEnv", "CliAgentEnv", "RLMEnv", "MCPEnv", "BrowserEnv", "OpenEnvEnv"], _ELSEWHERE),
-}
+REFUSED = {kind: _ELSEWHERE for kind in ("SandboxEnv", "CliAgentEnv", "RLMEnv", "MCPEnv", "BrowserEnv", "OpenEnvEnv")}
 """Classes of the package's own whose subclasses are not taken → why."""
+EVALUATED = {"binary_matrix", "countdown", "intermediate_integration", "n_queens"}
+EVALUATED |= {"puzzle24", "simple_integration", "spiral_matrix", "string_insertion"}
+"""Data sets of reasoning_gym whose scorers evaluate answers as Python."""
+UNSTEADY = {"isomorphic_strings", "polynomial_multiplication", "ransom_note"}
+"""Those whose items depend on the order of Python's sets, which each process draws anew."""
 
 
 class Verifiers(TaskOfRows, TextTask):
@@ -144,6 +146,12 @@ def _problem(env: Environment) -> str:
     for kind in type(env).__mro__:
         if kind.__module__.startswith("verifiers.") and kind.__name__ in REFUSED:
             return f"{kind.__name__}: {REFUSED[kind.__name__]}"
+        if kind.__name__ == "ReasoningGymEnv":
+            asked = {*env.get_dataset()["task"], *env.get_eval_dataset()["task"]}
+            if evaluated := sorted(asked & EVALUATED):
+                return f"scorers of {', '.join(evaluated)} evaluate answers as Python"
+            if unsteady := sorted(asked & UNSTEADY):
+                return f"items of {', '.join(unsteady)} follow the order of Python's sets, which processes differ in"
     if env.message_type != "chat":
         return "it asks for completions, and the endpoint serves chat completions only"
     if any(map(env.rubric._is_group_func, env.rubric._get_reward_funcs())):

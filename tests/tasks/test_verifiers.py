@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,6 +145,43 @@ def test_environments_that_run_code_or_cannot_be_trained_are_refused(monkeypatch
         environment.cache_clear()
         with pytest.raises(ValueError, match=words):
             environment("theirs", "{}")
+
+
+@pytest.fixture
+def gym(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Verifiers]:
+    """Makes the task of data sets of reasoning_gym."""
+    import verifiers
+    from verifiers.envs.integrations.reasoninggym_env import ReasoningGymEnv
+
+    monkeypatch.setattr(verifiers, "load_environment", lambda name, **args: ReasoningGymEnv(**args))
+    environment.cache_clear()
+    sizes = {"num_train_examples": 4, "num_eval_examples": 2}
+    return lambda *names: make(env="theirs", args={"gym": list(names), **sizes}, max_prompt_tokens=4096)
+
+
+def test_data_sets_of_reasoning_gym_are_scored_by_their_own_scorers(gym: Callable[..., Verifiers]) -> None:
+    task = gym("chain_sum")
+    prompt = task.prompt("train", 0)
+    right = eval(prompt.messages[-1]["content"].partition(":")[2].strip(" ="))
+    for said, reward in ((f"<answer>{right}</answer>", 1.0), (f"<answer>{right + 1}</answer>", 0.0), (str(right), 0.0)):
+        assert asyncio.run(task.reward(prompt, prompt.codec.encode(said))) == reward
+
+
+@pytest.mark.parametrize("name", sorted(adaptor.EVALUATED | adaptor.UNSTEADY))
+def test_data_sets_whose_scorers_run_answers_or_whose_items_move_are_refused(gym, name: str) -> None:
+    with pytest.raises(ValueError, match=f"of {name} "):
+        gym(name).prompt("train", 0)
+
+
+def test_no_other_scorer_of_reasoning_gym_evaluates_answers() -> None:
+    """Reads the package: a new version may have another one."""
+    import reasoning_gym
+
+    calls = ("eval(", "parse_expr(", "exec(", "sympify(", "literal_eval(")
+    texts = {file.stem: file.read_text() for file in Path(reasoning_gym.__file__).parent.rglob("*.py")}
+    found = {name for name, text in texts.items() if "score_answer" in text and any(call in text for call in calls)}
+    own = {"codeio", "number_sorting", "bitwise_arithmetic", "basic_arithmetic", "propositional_logic"}
+    assert found - own - adaptor.UNSTEADY == adaptor.EVALUATED, "`own` evaluate what they have made"
 
 
 def test_the_signals_stay_the_actors() -> None:
