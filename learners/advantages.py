@@ -225,26 +225,23 @@ def turn(
 def distill(
     episodes: Episodes,
     *,
-    sampled: Annotated[float, "[0, inf)"] = 1.0,
     of: Literal["current", "behaviour"] = "current",
     reward: Annotated[float, "[0, inf)"] = 0.0,
     cut: Annotated[float, "(0, inf)"] | None = None,
 ) -> np.ndarray:
-    """On-policy distillation: `sampled` · (log π_teacher − log π) of each sampled token + `reward` · (reward − mean of
-    its group), float64 [N].
+    """On-policy distillation: log π_teacher − log π of each sampled token + `reward` · (reward − mean of its group),
+    float64 [N].
 
     The first term is minus the KL(student ‖ teacher) of a token, estimated from that token, without the KL of later
     tokens (Thinking Machines, "On-Policy Distillation", 2025). π is the policy at the start of the train step, or the
     behaviour policy ("behaviour", as there): for stale tokens only the former gives the gradient of the current KL,
-    once the loss weighs them. `cut` bounds the difference at ±. `sampled: 0` leaves the KL to `learner.teacher.top`.
+    once the loss weighs them. `cut` bounds the difference at ±.
     """
     earned = reward * group(episodes.rewards, episodes.groups)[episodes.sample] if reward else 0.0
-    if not sampled:
-        return np.zeros(len(episodes.sample)) + earned
     if episodes.teacher is None or episodes.student is None:
         raise ValueError("distill needs a teacher: set learner.teacher")
     closer = episodes.teacher - episodes.student
-    return sampled * (closer if cut is None else np.clip(closer, -cut, cut)) + earned
+    return (closer if cut is None else np.clip(closer, -cut, cut)) + earned
 
 
 def discounted_sums(values: np.ndarray, last: np.ndarray, discount: float) -> np.ndarray:

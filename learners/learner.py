@@ -29,9 +29,9 @@ from learners.attention import use_packed_attention
 from learners.batch_metrics import batch_metrics
 from learners.collectives import Ranks
 from learners.distillation import Teacher
-from learners.logprobs import forward_candidates
+from learners.logprobs import forward_logprobs
 from learners.losses.contract import LossFunction, marks_of, merged
-from learners.objective import Objective, effective_share, frozen, without_cut_answers
+from learners.objective import Objective, effective_share, frozen, kl_estimate, without_cut_answers
 from learners.optim import MasterAdamW
 from learners.packing import MicroBatch, cut_groups
 from learners.passes import Passes, Planner
@@ -55,8 +55,8 @@ class TorchLearner:
     (`packing`: `learners.packing`). `lr`, `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train
     steps): see `learners.schedules`. `clip_grad` 0: off. `publish_dtype` is the dtype of the published weights.
 
-    `lora` {rank, alpha, targets} trains adapters, not the model (`learners.adapters`; {}: defaults). `teacher` {path,
-    top, kl} is the model to distil from (`learners.distillation`). `ranks` processes share the work, each with its part
+    `lora` {rank, alpha, targets} trains adapters, not the model (`learners.adapters`; {}: defaults). `teacher` {path}
+    is the model to distil from (`learners.distillation`). `ranks` processes share the work, each with its part
     of the weights (`learners.sharding`). Within a step none waits more than `collective_timeout` seconds for another.
 
     On `device`, matrices are multiplied in `compute_dtype`; master weights, states between layers, norms, logits and
@@ -292,10 +292,8 @@ class TorchLearner:
 
     def _forward(self, step: Step, part: MicroBatch, denominator: float, at_start: bool) -> Tensor:
         """The loss of one micro-batch."""
-        likely = step.top[0][part.trained] if step.top is not None and len(part.trained) else None
         with self._passes.precision():
-            outputs = forward_candidates(self.model, part, self._passes.temperature, likely)
-        current, entropy, candidates = outputs
+            current, entropy = forward_logprobs(self.model, part, self._passes.temperature)
         if not len(part.trained):
             return current.sum() + entropy.sum()
         if at_start:
@@ -307,6 +305,7 @@ class TorchLearner:
         reference = None if step.reference is None else step.reference[part.trained]
         loss, observed = self.objective.with_terms(loss, current, entropy, reference, batch, denominator)
         step.observe(observed, part.trained)
-        if self._teacher:
-            loss = loss + self._teacher.loss(step, part, current, candidates, denominator)
+        if step.teacher is not None:
+            gap = kl_estimate(current.detach(), step.teacher[part.trained], "k3")
+            step.observe({"teacher_kl": gap}, part.trained)
         return loss

@@ -179,9 +179,6 @@ class LogprobHead:
         self.limit(max_logits)
         self._entropy_gradient = entropy_gradient
         self.targets: Tensor | None = None
-        self.candidates: Tensor | None = None  # int64 [N, k]: tokens of which each position gives logprobs, too
-        self.top, self.among = 0, vocabulary  # the k most likely of the first tokens, of each position, go to `found`
-        self.found: list[tuple[Tensor, Tensor]] = []
         self.temperature = 1.0
 
     def limit(self, max_logits: int) -> None:
@@ -191,36 +188,24 @@ class LogprobHead:
         if self.targets is None:
             return self._forward(states)
         targets = self.targets
-        if type(self._head) is nn.Linear and len(targets) and self.candidates is None and not self.top:
+        if type(self._head) is nn.Linear and len(targets):
             weight, bias = self._head.weight, self._head.bias
             how = (self.temperature, self._rows, torch.is_grad_enabled(), self._entropy_gradient)
             return torch.stack(_Chosen.apply(states[0], weight, bias, targets, *how), -1)[None]
         if len(targets) <= self._rows:
-            return self._piece(states, targets, self.candidates, self.temperature)
-        parts = (
-            [None] * -(-len(targets) // self._rows) if self.candidates is None else self.candidates.split(self._rows)
-        )
+            return self._piece(states, targets, self.temperature)
         pieces = [
             checkpoint(self._piece, *piece, self.temperature, use_reentrant=False, preserve_rng_state=False)
-            for piece in zip(states.split(self._rows, 1), targets.split(self._rows), parts, strict=True)
+            for piece in zip(states.split(self._rows, 1), targets.split(self._rows), strict=True)
         ]
         return torch.cat(pieces, 1)
 
-    def _piece(self, states: Tensor, targets: Tensor, candidates: Tensor | None, temperature: float) -> Tensor:
-        """For a head that is more than a matrix, such as one with an adapter, or for k more numbers a token: [1, n, 2 +
-        k]."""
+    def _piece(self, states: Tensor, targets: Tensor, temperature: float) -> Tensor:
+        """For a head that is more than a matrix, such as one with an adapter: [1, n, 2]."""
         with torch.autocast(states.device.type, enabled=False):
             logits = self._forward(states.to(next(self._head.parameters()).dtype))[0]
         logprobs, entropy = token_logprobs(logits, targets, temperature)
-        both = torch.stack([logprobs, entropy if self._entropy_gradient else entropy.detach()], -1)
-        if candidates is None and not self.top:
-            return both[None]
-        every = torch.log_softmax(logits.to(logprobs.dtype) / temperature, -1)
-        if candidates is not None:
-            return torch.cat([both, every.gather(-1, candidates)], -1)[None]
-        values, ids = every[:, : self.among].topk(min(self.top, self.among, every.shape[-1]))
-        self.found.append((ids, values))
-        return both[None]
+        return torch.stack([logprobs, entropy if self._entropy_gradient else entropy.detach()], -1)[None]
 
 
 def use_logprob_head(model: PreTrainedModel, max_logits: int, *, entropy_gradient: bool = True) -> None:
@@ -241,15 +226,8 @@ def forward_logprobs(model: PreTrainedModel, microbatch: MicroBatch, temperature
 
     The model must have been through `learners.attention.use_packed_attention` and `use_logprob_head`.
     """
-    return forward_candidates(model, microbatch, temperature, None)[:2]
-
-
-def forward_candidates(
-    model: PreTrainedModel, microbatch: MicroBatch, temperature: float, candidates: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `forward_logprobs`, and the logprobs [N, k] of `candidates` int64 [N, k] in the tokens' places."""
     head: LogprobHead = model.get_output_embeddings().forward  # type: ignore[assignment]
-    head.targets, head.temperature, head.candidates = microbatch.targets, temperature, candidates
+    head.targets, head.temperature = microbatch.targets, temperature
     experts = {} if microbatch.experts is None else {"experts": microbatch.experts}
     try:
         output = model(
@@ -261,22 +239,6 @@ def forward_candidates(
             **experts,
         )
     finally:
-        head.targets = head.candidates = None
+        head.targets = None
     numbers = output.logits[0]
-    return numbers[:, 0], numbers[:, 1], numbers[:, 2:]
-
-
-@torch.no_grad()
-def forward_top(
-    model: PreTrainedModel, microbatch: MicroBatch, temperature: float, top: int, among: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Logprobs [N] of a micro-batch's trained tokens, and ids and logprobs [N, k] of the `top` most likely tokens in
-    their places, of the ids below `among` (k: `top`, or all of them). Without gradient."""
-    head: LogprobHead = model.get_output_embeddings().forward  # type: ignore[assignment]
-    head.top, head.among, head.found = top, among, []
-    try:
-        logprobs, _ = forward_logprobs(model, microbatch, temperature)
-        ids, values = (torch.cat(column) for column in zip(*head.found, strict=True))
-    finally:
-        head.top, head.found = 0, []
-    return logprobs, ids, values
+    return numbers[:, 0], numbers[:, 1]

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from areal_like.types import Batch
-from learners.logprobs import forward_candidates, limit_logits
+from learners.logprobs import forward_logprobs, limit_logits
 from learners.optim import MasterAdamW
 from learners.packing import Columns
 from learners.passes import Passes
@@ -120,7 +120,7 @@ class Sizing:
             part = next(passes.microbatches(Columns(batch), np.arange(len(batch.samples))))
             part = replace(part, experts=None)  # they would be counted
             with passes.precision():
-                current, entropy, _ = forward_candidates(self._model, part, passes.temperature, None)
+                current, entropy = forward_logprobs(self._model, part, passes.temperature)
             (current.sum() + entropy.sum()).backward()
         finally:
             passes.micro_batch_tokens = usual

@@ -38,7 +38,6 @@ class Step:
         self.advantages = torch.zeros_like(self.behaviour)
         self.reference: Tensor | None = None
         self.teacher: Tensor | None = None
-        self.top: tuple[Tensor, Tensor] | None = None  # ids and teacher's logprobs [N, k], of this rank's tokens
         self.weights: Tensor | None = None
         self.factors: Tensor | None = None
         self.counted = columns

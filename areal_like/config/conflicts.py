@@ -114,8 +114,8 @@ def _of_learner(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]
             check_knobs(PARTS[f"learner.{part}"], f"learner.{part}", learner[part])
     if distils and (teacher is None or teacher.get("path") is None):
         yield f"{key}.path", "got null, expected the folder of a model"
-    if teacher is not None and not distils and not teacher.get("top"):
-        yield key, f"it has nothing to do: set advantage=distill, or {key}.top above 0"
+    if teacher is not None and not distils:
+        yield key, "it has nothing to do: set advantage=distill"
     if learner.get("num_minibatch_epochs", 1) > 1 and "single_pass" in marks("loss", loss):
         yield "learner.num_minibatch_epochs", f"loss={loss} diverges with more than 1"
     if learner.get("schedule", "constant") != "constant" and learner.get("schedule_steps") is not None:
@@ -130,8 +130,7 @@ def _of_advantage(config: Config, known: Mapping[str, Knobs]) -> Iterator[Proble
         if name == "maxrl" and learner.get(knob):
             yield f"learner.{knob}", "advantage=maxrl takes no negative rewards, which this would cause"
     alone = known["sizing"]["name"] == "fixed" and known["sizing"]["group_size"] == 1
-    learns_else = "teacher" not in learner or learner["teacher"] is not None
-    if alone and "compares_samples" in marks("advantage", name) and not learns_else:
+    if alone and "compares_samples" in marks("advantage", name) and "teacher" in learner:
         problem = f"advantage={name} compares the samples of one prompt, so all advantages would be 0 with 1 sample"
         yield "sizing.group_size", f"{problem}: take larger groups, or advantage=batch"
 

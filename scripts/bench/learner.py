@@ -69,27 +69,26 @@ class PaddedPasses(Passes):
                     break
                 end += 1
             part = columns.microbatch(samples[start:end], self.model.device)
-            part.layout = columns.lengths[samples[start:end]]  # `padded_candidates` needs no more of it
+            part.layout = columns.lengths[samples[start:end]]  # `padded_logprobs` needs no more of it
             yield part
             start = end
 
 
-def padded_candidates(model: Any, part: Any, temperature: float, _: None) -> tuple[Tensor, Tensor, Tensor]:
-    """`learners.logprobs.forward_candidates` with padding, and without candidates."""
+def padded_logprobs(model: Any, part: Any, temperature: float) -> tuple[Tensor, Tensor]:
+    """`learners.logprobs.forward_logprobs` with padding."""
     counts = torch.from_numpy(part.layout)
     real = torch.arange(int(counts.max())) < counts[:, None]
     tokens = torch.zeros(real.shape, dtype=torch.int64)
     tokens[real] = part.input_ids[0]
     hidden = model.base_model(tokens, attention_mask=real.long(), use_cache=False).last_hidden_state
     logits = model.get_output_embeddings()(hidden[real][part.outputs])
-    found, entropies = token_logprobs(logits, part.targets, temperature)
-    return found, entropies, found.new_empty(len(found), 0)
+    return token_logprobs(logits, part.targets, temperature)
 
 
 def padded_learner(*args: Any, **knobs: Any) -> TorchLearner:
     """A learner that computes rectangles without shared prefixes under transformers' attention, as then all here do."""
     learners.learner.Passes = PaddedPasses  # type: ignore[misc]
-    learners.learner.forward_candidates = padded_candidates  # type: ignore[assignment]
+    learners.learner.forward_logprobs = padded_logprobs  # type: ignore[assignment]
     learners.packing.is_worth = lambda *_: False
     learner = TorchLearner(*args, **knobs)
     learner.model.set_attn_implementation("sdpa")

@@ -150,7 +150,7 @@ REFUSED: list[tuple[str, list[str]]] = [
     # distillation
     ("learner.teacher.path", ["advantage=distill"]),
     ("learner.teacher", ["learner.teacher={path: x}"]),
-    ("learner.teacher.path", ["advantage=distill", "learner.teacher={top: 3}"]),
+    ("learner.teacher.top", ["advantage=distill", "learner.teacher={path: x, top: 3}"]),
     ("run.name", ["run.name=[1"]),
     ("nonsense", ["nonsense"]),
     ("--steps", ["--steps=3"]),

@@ -71,11 +71,6 @@ CASES = {
     "shared prefixes": Case(shared=True, model="qwen3", knobs={"num_minibatches": 2}),
     "shared prefixes, cut": Case(tpo, shared=True, model="llama", knobs={"micro_batch_tokens": 19, "kl_loss": 0.1}),
     "teacher": Case(advantage=distill, taught=True, knobs={"num_minibatches": 2, "micro_batch_tokens": 23}),
-    "teacher's likely tokens": Case(
-        advantage=partial(distill, sampled=0.0),
-        taught=True,
-        knobs={"teacher": {"top": 4}, "normalise": "sequence_mean", "max_logits": 40},
-    ),
     # With a small eps AdamW would turn the rounding of tiny gradients into whole steps.
     "half parameters": Case(reinforce, exact=False, knobs=HALF | {"micro_batch_tokens": 23, "eps": 1e-2}),
     "adapters beside half": Case(
@@ -106,7 +101,7 @@ def learner_of(case: Case, ranks: int) -> TorchLearner:
     knobs = {"lr": 1e-2, "eps": ADAMW_EPS, "num_minibatches": 1, "publish_dtype": "float32"} | case.knobs
     model = exact(tiny_model(case.model)) if case.exact else tiny_model(case.model)
     if case.taught:
-        knobs["teacher"] = {"path": teacher()} | knobs.get("teacher", {})
+        knobs["teacher"] = {"path": teacher()}
     return TorchLearner(model, case.loss, partial(case.advantage), 1.0, 0, ranks=ranks, **knobs)
 
 

@@ -97,7 +97,7 @@ def test_padding_changes_the_time_and_not_the_gradient(monkeypatch: pytest.Monke
     batch, knobs = make_batch(np.random.default_rng(0), masked=0.0), {"num_minibatches": 1, "micro_batch_tokens": 40}
     packed = TorchLearner(tiny_model(), ppo, partial(group), **knobs)
     packed.train(batch)
-    for module, name in ((learners.learner, "forward_candidates"), (learners.learner, "Passes")):
+    for module, name in ((learners.learner, "forward_logprobs"), (learners.learner, "Passes")):
         monkeypatch.setattr(module, name, getattr(module, name))  # to be put back
     monkeypatch.setattr(learners.packing, "is_worth", learners.packing.is_worth)
     padded = learner.padded_learner(tiny_model(), ppo, partial(group), **knobs)
