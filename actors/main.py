@@ -25,7 +25,6 @@ from actors.rewards import reward_function
 from actors.session import GivenUp, Session
 from actors.subscriber import Subscriber
 from actors.worker import Rollout, Worker
-from actors.workflows import for_tasks
 from areal_like import turns
 from areal_like.config.registry import bind, build, resolve, with_defaults
 from areal_like.config.run_config import select
@@ -133,10 +132,10 @@ def rollout_of(config: Any, task: Task, rewards_of: Callable[[Task], RewardFunct
     """How the run samples and answers its held-out sets, which may have their own tasks."""
     sampling, stops = config.sampling, stops_of(config.sampling)
     heldout = {
-        each.name: Heldout(each.prompt, for_tasks(bind("workflow", each.workflow), each.task), rewards_of(each.task))
+        each.name: Heldout(each.prompt, bind("workflow", each.workflow), rewards_of(each.task))
         for each in sets_of(config, task)
     }
-    workflow = for_tasks(bind("workflow", config.workflow), task)
+    workflow = bind("workflow", config.workflow)
     return Rollout(config.run.seed, sampling.temperature, sampling.max_new_tokens, workflow, heldout, stops)
 
 

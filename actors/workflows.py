@@ -13,8 +13,7 @@ import numpy as np
 
 from actors.resumption import merged
 from actors.transcript import Transcript
-from areal_like.config.registry import as_spec, bind
-from areal_like.interfaces import RewardFunction, RolloutEngine, Task, Workflow
+from areal_like.interfaces import RewardFunction, RolloutEngine
 from areal_like.types import Limits, Prompt, Sample
 
 
@@ -28,18 +27,6 @@ async def single_turn(
     transcript = Transcript(prompt.tokens, limits)
     transcript.said(answer)
     return transcript.sample(await reward(prompt, answer.tokens), answer.finish)
-
-
-def for_tasks(usual: Workflow, task: Task) -> Workflow:
-    """The workflow `usual`, or that of the task which made the prompt, if it is of a mixture and has one of its own."""
-    own = {name: bind("workflow", as_spec(spec)) for name, spec in getattr(task, "workflows", {}).items()}
-    if not own:
-        return usual
-
-    async def chosen(engine: RolloutEngine, reward: RewardFunction, prompt: Prompt, *rest: Any) -> Sample | None:
-        return await own.get(prompt.task, usual)(engine, reward, prompt, *rest)
-
-    return chosen
 
 
 async def with_filler(engine: Any, sample: Sample, limits: Limits, request: str, count: int) -> Sample | None:

@@ -128,7 +128,7 @@ def answer_limits(config: Config, task: Task, evaluation: Evaluation) -> dict[st
         place = evaluation.places[number]
         return longest(place.of.prompt(place.prompt))
 
-    plain = config.workflow.name == "single_turn" and not getattr(task, "workflows", None)
+    plain = config.workflow.name == "single_turn"
     train = AnswerLimits(lambda row: longest(task.prompt("train", row)), one_prompt=plain)
     return {"limits": train, "heldout_limits": AnswerLimits(of_place)}
 

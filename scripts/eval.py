@@ -159,8 +159,6 @@ def spec_of(text: str, model: Path) -> dict[str, Any]:
 
 def questions(args: argparse.Namespace, model: Path) -> list[Question]:
     """Raises ConfigError, ValueError, OSError."""
-    from actors.workflows import for_tasks
-
     run, found = run_of(args.model), []
     stops = stops_of(run.sampling) if run else NO_STOPS
     if not args.sets and run is None:
@@ -168,7 +166,7 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
     if not args.sets:
         assert run
         task = build("task", run.task, run.run.seed)
-        workflow = for_tasks(bind("workflow", heldout_workflow(run)), task)
+        workflow = bind("workflow", heldout_workflow(run))
         for name, rows in own_rows(run, task, args.prompts).items():
             title = f"{run.task['name'] if name == OWN else name} (held-out)"
             tokenized = "tokenizer" in str(run.task)  # a mixture names it in its tasks

@@ -29,10 +29,8 @@ class Mixture:
     """Mixes tasks of one vocabulary: `members` by name, `ratios` as the smallest whole numbers.
 
     tasks: name → task, `{name: ..., knobs}` or its bare name. ratios: name → prompts of it per block (default: 1).
-    workflows: name → workflow of its samples, where it is not the run's, e.g. a `multi_turn` with an environment of its
-        own; evaluations use it as it stands.
 
-    Raises ConfigError for names, ratios or workflows that don't fit, and for tasks whose tokens differ.
+    Raises ConfigError for names or ratios that don't fit, and for tasks whose tokens differ.
     """
 
     def __init__(
@@ -41,15 +39,13 @@ class Mixture:
         *,
         tasks: Mapping[str, str | Mapping[str, object]],
         ratios: Mapping[str, int] | None = None,
-        workflows: Mapping[str, object] | None = None,
     ):
-        check_members({"tasks": tasks, "ratios": ratios, "workflows": workflows})
+        check_members({"tasks": tasks, "ratios": ratios})
         self.members: dict[str, Task] = {}
         for name, spec in tasks.items():
             with within(f"task.tasks.{name}: ", "task.tasks"):
                 self.members[name] = build("task", as_spec(spec), seed)
         self.ratios = smallest_ratios({name: (ratios or {}).get(name, 1) for name in tasks})
-        self.workflows = dict(workflows or {})
         first, *others = self.members
         for name in others:
             refuse_other_tokens(self.members[first], self.members[name], f"task.tasks: {first} and {name}")
@@ -108,26 +104,18 @@ def check_members(knobs: Mapping[str, object]) -> None:
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in RESERVED:
             wanted = f"letters, digits, _ and -, a letter first, and none of {', '.join(RESERVED)}"
             raise ConfigError(f"task.tasks: {name!r} can't name a task; expected {wanted}", "task.tasks")
-        _check_one("task", f"task.tasks.{name}", spec)
+        key = f"task.tasks.{name}"
+        if not isinstance(spec, str | Mapping):
+            raise ConfigError(f"{key}: want {{name: ..., knobs}}, got {spec!r}", key)
+        with within(f"{key}: ", key):
+            check("task", as_spec(spec))
         if as_spec(spec)["name"] == "mixture":
             raise ConfigError(f"task.tasks.{name}: a mixture within a mixture; name its tasks here", "task.tasks")
-    for key in ("ratios", "workflows"):
-        values = knobs.get(key) or {}
-        if not isinstance(values, Mapping) or values.keys() - tasks.keys():
-            raise ConfigError(
-                f"task.{key}: got {values!r}, expected a value for some of {', '.join(tasks)}", f"task.{key}"
-            )
-        if key == "ratios":
-            smallest_ratios({name: values.get(name, 1) for name in tasks})
-        for name, spec in values.items() if key == "workflows" else ():
-            _check_one("workflow", f"task.workflows.{name}", spec)
-
-
-def _check_one(kind: str, key: str, spec: object) -> None:
-    if not isinstance(spec, str | Mapping):
-        raise ConfigError(f"{key}: want {{name: ..., knobs}}, got {spec!r}", key)
-    with within(f"{key}: ", key):
-        check(kind, as_spec(spec))
+    ratios = knobs.get("ratios") or {}
+    if not isinstance(ratios, Mapping) or ratios.keys() - tasks.keys():
+        wanted = f"a value for some of {', '.join(tasks)}"
+        raise ConfigError(f"task.ratios: got {ratios!r}, expected {wanted}", "task.ratios")
+    smallest_ratios({name: ratios.get(name, 1) for name in tasks})
 
 
 def smallest_ratios(ratios: Mapping[str, object]) -> dict[str, int]:

@@ -17,7 +17,7 @@ import numpy as np
 from actors.reward_pool import RewardError, RewardPool
 from actors.rewards import reward_function
 from areal_like.config.heldout import heldout_workflow
-from areal_like.config.registry import as_spec, build, check, check_function, marks, with_defaults
+from areal_like.config.registry import build, check, check_function, marks, with_defaults
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
 from areal_like.interfaces import PooledTask, Task
@@ -135,9 +135,7 @@ def check_devices(config: Config, stated: Gpus | None) -> None:
 
 def check_workflows(config: Config) -> None:
     """Check that functions and programs named by workflows exist, and that environments can be made."""
-    of_tasks = {f"task.workflows.{name}": as_spec(spec) for name, spec in (config.task.get("workflows") or {}).items()}
-    found = {"workflow": config.workflow, "eval.workflow": heldout_workflow(config), **of_tasks}
-    for prefix, spec in found.items():
+    for prefix, spec in (("workflow", config.workflow), ("eval.workflow", heldout_workflow(config))):
         key, environment = f"{prefix}.environment", spec.get("environment")
         if spec["name"] == "agent":
             check_agent(f"{prefix}.agent", spec["agent"])

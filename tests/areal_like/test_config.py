@@ -146,7 +146,6 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("task.tasks.a", ["task={name: mixture, tasks: {a: {name: mixture, tasks: {b: copy}}}}"]),
     ("task.ratios", ["task={name: mixture, tasks: {a: copy}, ratios: {b: 1}}"]),
     ("task.ratios.a", ["task={name: mixture, tasks: {a: copy}, ratios: {a: 0}}"]),
-    ("task.workflows.a", ["task={name: mixture, tasks: {a: copy}, workflows: {a: {name: multi_turns}}}"]),
     # distillation
     ("learner.teacher.path", ["advantage=distill"]),
     ("learner.teacher", ["learner.teacher={path: x}"]),

@@ -60,7 +60,7 @@ EXITS = f"{{name: multi_turn, environment: {{name: '{__name__}:Exits'}}}}"
         ("workflow.agent", ["workflow={name: agent, agent: [no-such-program]}"]),
         ("eval.workflow.agent", [f"eval.workflow={AGENT}"]),
         ("workflow.environment.tools", ["workflow={name: multi_turn, environment: {name: tools, tools: ['nomod:f']}}"]),
-        ("task.workflows.a.environment", [f"task={{name: mixture, tasks: {{a: copy}}, workflows: {{a: {EXITS}}}}}"]),
+        ("workflow.environment", [f"workflow={EXITS}"]),
         ("sampling.max_new_tokens", ["sampling.max_new_tokens=5000"]),
         ("engine.kv_tokens", ["engine.kv_tokens=4"]),
         ("sampling.stop", ["task=arithmetic", "sampling.stop=[x]"]),

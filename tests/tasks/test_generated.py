@@ -4,7 +4,6 @@ their turns, the parts that each keeps, and refused mixtures."""
 import asyncio
 from collections import Counter
 from dataclasses import replace
-from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
-from actors.workflows import for_tasks
 from areal_like.config.registry import ConfigError, build
 from areal_like.tasks.arithmetic import Arithmetic
 from areal_like.tasks.copying import SEP, Copy, Reverse
@@ -134,14 +132,8 @@ def test_tasks_of_other_tokens_cannot_be_mixed():
         mixture(tasks={"a": "copy", "b": "arithmetic"})
 
 
-async def own(engine, reward, prompt, limits, request):
-    return "own"
-
-
-def test_actors_score_by_the_own_verifier_and_roll_out_in_the_own_workflow():
-    task = mixture(workflows={"long": {"name": f"{__name__}:own"}})
+def test_actors_score_by_the_own_verifier():
+    task = mixture()
     reward, prompts = reward_function(task, RewardPool(workers=1)), (task.prompt("train", 0), task.prompt("train", 6))
     assert [asyncio.run(reward(each, each.answer)) for each in prompts] == [1.0, 1.0]
     assert asyncio.run(reward(prompts[1], prompts[0].answer)) < 1.0
-    chosen = for_tasks(AsyncMock(return_value="usual"), task)
-    assert [asyncio.run(chosen(None, reward, each, None, "s")) for each in prompts] == ["usual", "own"]
