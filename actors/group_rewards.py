@@ -5,7 +5,7 @@ as JSON values (`described`), and returns the rewards to train on, one finite nu
 
 - A function `(prompt, answers, *, knobs) -> rewards` runs in the reward pool, under its time limits.
 - A class, `Class(folder, name, *, knobs)` with `async score(prompt, answers) -> rewards`, runs in the actor: one object
-  for all groups, with time limits of its own (`actors.judge`).
+  for all groups, with time limits of its own (`examples/judge`). The actor awaits its `close()`, if it has one.
 
 A group whose group reward fails is dropped as "group reward crashed". Answers to a held-out prompt are a group, too.
 """
@@ -55,9 +55,6 @@ class GroupRewards:
         if len(found) != len(samples) or not all(abs(each) <= LARGEST_REWARD for each in found):
             raise RewardError(f"group_reward={self.name}: got {found}, expected {len(samples)} finite numbers")
         return [replace(sample, reward=reward) for sample, reward in zip(samples, found, strict=True)]
-
-    def stats(self) -> dict[str, float]:
-        return self._object.stats() if hasattr(self._object, "stats") else {}
 
     async def close(self) -> None:
         if hasattr(self._object, "close"):

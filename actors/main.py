@@ -82,14 +82,11 @@ def build_relay(role: Role, subscriber: Subscriber) -> Relay | None:
         return None
 
 
-async def _heartbeat(
-    client: ActorClient, worker: Worker, subscriber: Subscriber, pool: RewardPool, group_rewards: GroupRewards
-) -> None:
+async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber, pool: RewardPool) -> None:
     while True:
         wall = time.monotonic() - worker.started_at if worker.started_at else 0.0
         said: dict[str, Any] = measures.of_engine(worker.engine, wall) | measures.of_turns()
-        said |= pool.stats() | group_rewards.stats()
-        said |= measures.of_weights(subscriber.stats(), said.get("sum:rollout/updates", 0.0))
+        said |= pool.stats() | measures.of_weights(subscriber.stats(), said.get("sum:rollout/updates", 0.0))
         if pool.note:
             said["verifier_note"] = printable(pool.note, REASON_CHARACTERS)
         said["sum:rewards/resamples"] = float(worker.failures.redrawn)
@@ -159,12 +156,12 @@ async def serve(role: Role) -> None:
     timeout = WALL * rewards.timeout if rewards.workers else math.inf
     rewards_of = partial(reward_function, pool=pool, timeout=timeout, on_error=rewards.on_error)
     reward, rollout = rewards_of(task), rollout_of(config, task, rewards_of)
-    group_rewards = GroupRewards(config.group_reward, pool, role.run / "judge", role.name)
+    group_rewards = GroupRewards(config.group_reward, pool, role.run / "group_reward", role.name)
     worker = Worker(task, engine, reward, client, rollout, subscriber.digests, spans, group_rewards)
     session = Session(client, worker, subscriber)
     client.hello()
     jobs = [session.receive(), session.renew_when_cut(), _subscribe(engine, subscriber)]
-    jobs.append(_heartbeat(client, worker, subscriber, pool, group_rewards))
+    jobs.append(_heartbeat(client, worker, subscriber, pool))
     jobs += [_until_told_to_end(worker, role.orders), _until_the_run_is_gone(role, buffer)]
     if hasattr(engine, "watch"):
         jobs.append(engine.watch())

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 WORDS = ("engine", "engine_note", "verifier_note")
 """The stats of an actor that are text; all others are numbers (`buffer.peers.Actor.engine`)."""
 STATISTIC = re.compile(
-    r"(sum|part|whole|now|mean|max):(rollout|engine|servers|served|agents|turns|rewards|judge)/[\w./-]+", re.ASCII
+    r"(sum|part|whole|now|mean|max):(rollout|engine|servers|served|agents|turns|rewards)/[\w./-]+", re.ASCII
 )
 MOST_REDRAWN, MOST_CONTEXTS = 8, 64
 """Redraws of one sample; contexts of one that progress may count."""

@@ -1,6 +1,6 @@
 """Serve a model as an OpenAI-compatible endpoint: `areal-like serve MODEL`; MODEL is a run's or a Hugging Face folder.
 
-For evaluation harnesses (lm-eval), judges (`group_reward=judge`), agents, the openai package. It answers
+For evaluation harnesses (lm-eval), judges (examples/judge), agents, the openai package. It answers
 /v1/chat/completions, on this machine only, until Ctrl-C. From elsewhere: `ssh -L 8000:127.0.0.1:8000 HOST`.
 """
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from string import Template
 
 from areal_like.config.defaults import optimizer_steps
 from areal_like.config.placement import AUTO, needs_of, place
@@ -91,15 +90,6 @@ def _of_model(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
 
 
 def _of_texts(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
-    judge = known["group_reward"]
-    if judge["name"] == "judge":
-        scale, address, template = judge["scale"], judge["base_url"], Template(judge["template"] or "")
-        if len(scale) != 2 or not scale[0] < scale[1]:
-            yield "group_reward.scale", f"got {list(scale)}, expected two numbers, the lower one first"
-        if judge["template"] is not None and not (template.is_valid() and "answer" in template.get_identifiers()):
-            yield "group_reward.template", "must hold $answer (write $$ for a dollar sign)"
-        if not address.startswith(("http://", "https://")):
-            yield "group_reward.base_url", f"got {address}, expected the address of a server, such as http://HOST/v1"
     calls = known["workflow"].get("call_marks") or ("", "")
     if config.workflow["name"] == "agent" and (len(calls) != 2 or not all(calls)):
         yield "workflow.call_marks", f"got {list(calls)}, expected two texts, neither of them empty"

@@ -43,7 +43,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         **_named("areal_like.tasks.maths", "math_verify exact last_number"),
         "unit_tests": "areal_like.tasks.unit_tests:unit_tests",
     },
-    "group_reward": {"none": "actors.group_rewards:none", "judge": "actors.judge:Judge"},
+    "group_reward": {"none": "actors.group_rewards:none"},
     "model": _named("areal_like.models.causal_lm", "qwen2 folder"),
     "engine": {
         "torch": "actors.engines.torch_engine:TorchEngine",

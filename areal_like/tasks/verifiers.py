@@ -155,7 +155,7 @@ def _problem(env: Environment) -> str:
     if env.message_type != "chat":
         return "it asks for completions, and the endpoint serves chat completions only"
     if any(map(env.rubric._is_group_func, env.rubric._get_reward_funcs())):
-        return "a reward function of its rubric sees whole groups: write it as a group_reward (docs/judges.md)"
+        return "a reward function of its rubric sees whole groups: write it as a group_reward (docs/extending.md)"
     return ""
 
 

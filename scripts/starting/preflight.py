@@ -4,13 +4,10 @@ import asyncio
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 import numpy as np
 
@@ -27,7 +24,6 @@ from areal_like.tasks.generated import GeneratedPrompts
 from areal_like.tasks.heldout import HeldoutSet, sets_of
 from areal_like.tasks.text import load_tokenizer
 from areal_like.wire import keys
-from areal_like.wire.bus import bypass_proxies
 from buffer.schedulers import Scheduler
 from buffer.sizing import Sizing, check_sizes
 from learners.probe import PROMPTS
@@ -40,7 +36,6 @@ SPLITS = ("train", "heldout")
 ROWS = 256
 """Most prompts of each split to check without `rows_beyond`; of held-out ones those asked, one of a generated task."""
 
-CONNECT_SECONDS = 10.0
 _TRIED = set[str]()
 """Tasks, with limits, whose rewards work: an ablation checks many configs of one task."""
 
@@ -71,8 +66,6 @@ def preflight(config: Config, gpus: Gpus | None = None) -> tuple[str, dict[str, 
         model_folder.check_weights(path)
         _check_vocabulary("model.path", path, model, task)
     check_rewards(task, config)
-    if config.group_reward["name"] == "judge" and "ACROSS_HOSTS" not in marks("launcher", config.launcher["name"]):
-        check_address("group_reward.base_url", config.group_reward["base_url"])
     notes = list(sharing(config))
     if (rows := task.size("train")) < (size := config.groups_per_batch):
         notes.append(f"groups_per_batch={size}: there are {rows} training prompts, so a batch repeats them")
@@ -113,7 +106,6 @@ def check_packages(config: Config) -> None:
             raise ConfigError(f"run.trackers: {error}", "run.trackers") from None
     for key, package, extra, is_needed in (
         ("learner.lora", "peft", "lora", config.learner.get("lora") is not None),
-        ("group_reward=judge", "openai", "judge", config.group_reward["name"] == "judge"),
         ("workflow=agent", "aiohttp", "openai", config.workflow["name"] == "agent"),
         *((f"run.trackers={name}", name, name, ":" not in name) for name in config.run.trackers),
     ):
@@ -163,7 +155,7 @@ def check_agent(key: str, agent: str | Sequence[str]) -> None:
 
 
 def check_texts(task: Task, config: Config) -> None:
-    """Check that the task has the text that workflows and a judge need, and an end of answers."""
+    """Check that the task has the text that workflows need, and an end of answers."""
     codec, name = task.prompt("train", 0).codec, config.task["name"]
     stops = task.stop_tokens  # raises ValueError where a tokenizer names no end of answers
     if config.sampling.stop and (codec is None or "" in config.sampling.stop):
@@ -172,8 +164,6 @@ def check_texts(task: Task, config: Config) -> None:
     if any(not 0 <= token < task.vocab_size for token in config.sampling.stop_ids):
         found = f"got {list(config.sampling.stop_ids)}, expected tokens from 0 to {task.vocab_size - 1}"
         raise ConfigError(f"sampling.stop_ids: {found}", "sampling.stop_ids")
-    if config.group_reward["name"] == "judge" and codec is None:
-        raise ConfigError(f"group_reward=judge reads text, e.g. of task=jsonl; task={name} has none", "group_reward")
     for prefix, spec in (("workflow", config.workflow), ("eval.workflow", heldout_workflow(config))):
         needed = {"multi_turn": "reply", "agent": "opening"}.get(spec["name"])
         if needed and not hasattr(codec, needed):
@@ -266,17 +256,6 @@ def check_rewards(task: Task, config: Config) -> None:
         _TRIED.add(spec)
     except RewardError as error:
         raise ConfigError(f"{key}: got no number for a response to row 0: {error}", key) from None
-
-
-def check_address(key: str, url: str) -> None:
-    """Raises ConfigError where nobody answers at the URL of a key, with an error or without."""
-    bypass_proxies()
-    try:
-        urlopen(url, timeout=CONNECT_SECONDS).close()
-    except (HTTPError, HTTPException):
-        return
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"{key}={url}: no answer: {error}; start its server first", key) from None
 
 
 def check_lengths(task: Task, heldout: int, config: Config, model: Any) -> None:

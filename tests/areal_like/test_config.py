@@ -20,7 +20,6 @@ from areal_like.config.schema import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 TURNS = "workflow={name: multi_turn, max_turns: 3, environment: {name: tools, max_characters: 5}}"
-JUDGE = "group_reward={name: judge, base_url: http://127.0.0.1:1/v1, model_name: m}"
 
 
 @pytest.fixture
@@ -192,9 +191,6 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("learner.router_replay", ["learner.router_replay=true", "engine=timed"]),
     ("engine.return_experts", ["engine.return_experts=true"]),
     # texts
-    ("group_reward.scale", [JUDGE, "group_reward.scale=[1, 1]"]),
-    ("group_reward.template", [JUDGE, "group_reward.template=Grade"]),
-    ("group_reward.base_url", [JUDGE, "group_reward.base_url=nohost"]),
     ("workflow.call_marks", ["workflow={name: agent, agent: [x]}", "workflow.call_marks=[a]"]),
     # names of other systems
     ("learner.lr", ["learner.learning_rate=1"]),
@@ -226,7 +222,6 @@ def test_a_refusal_says_where_the_value_came_from(folder: Path) -> None:
         ["loss={name: decoupled_ppo, clip: 1, correction: none}"],
         [MAXRL, "learner.kl_loss=0.1", "learner.clip_grad=0"],
         ["learner.lora={rank: 4, targets: [q_proj]}"],
-        [JUDGE, "group_reward.template=$answer"],
         *[[f"loss.name={name}"] for name in (*USUAL_CORRECTIONS, "vespo", "gspo")],
         *[["loss.name=reinforce", f"loss.correction={name}"] for name in COMPONENTS["correction"] if name != "ratio"],
     ],

@@ -23,7 +23,6 @@ from tests.scripts import graders
 from tests.tasks.templates import FAMILIES, write_tokenizer
 
 QUICKSTART = "configs/quickstart.yaml"
-JUDGE = "group_reward={name: judge, base_url: 'http://127.0.0.1:9/v1', model_name: m}"
 
 
 def refusal(folder: Path, *overrides: str) -> str:
@@ -66,8 +65,6 @@ EXITS = f"{{name: multi_turn, environment: {{name: '{__name__}:Exits'}}}}"
         ("sampling.stop", ["task=arithmetic", "sampling.stop=[x]"]),
         ("sampling.stop", ["sampling.stop=['']"]),
         ("sampling.stop_ids", ["sampling.stop_ids=[-1]"]),
-        ("group_reward", ["task=arithmetic", JUDGE]),
-        ("group_reward.base_url", [JUDGE]),
         ("learner.overlong_filter", ["learner.overlong_filter=true"]),
         ("run.trackers", ["run.trackers=[tensorbord]"]),
         ("launcher.script", ["launcher=slurm", "launcher.script=nowhere.sbatch"]),
@@ -91,7 +88,7 @@ def test_torch_is_asked_for_devices_in_a_process_of_its_own() -> None:
     assert (found.cuda, found.count) == (torch.version.cuda, torch.cuda.device_count())
 
 
-@pytest.mark.parametrize("overrides", [["run.trackers=[wandb]"], ["learner.lora={}"], [JUDGE]])
+@pytest.mark.parametrize("overrides", [["run.trackers=[wandb]"], ["learner.lora={}"]])
 def test_a_missing_package_is_refused(monkeypatch: pytest.MonkeyPatch, overrides: list[str]) -> None:
     monkeypatch.setattr("scripts.starting.preflight.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=f"{overrides[0].partition('=')[0]}.*pip install"):
