@@ -31,8 +31,7 @@ class Objective:
     `entropy_bonus` × the entropy (nats) is added to the objective. `kl_loss` × the KL to the reference is subtracted
     from it, with the gradient of `kl_loss_estimator`; with `kl_loss_weighted` times current/behaviour, whose gradient
     counts, too (DeepSeek-V3.2, arXiv 2512.02556). `kl_reward` × the KL of the behaviour policy to the reference is
-    subtracted from the reward, token by token, estimated by `kl_reward_estimator` (`kl_estimate`). The reference is the
-    model's initial weights.
+    subtracted from the reward, token by token, as k1 (`kl_estimate`). The reference is the model's initial weights.
 
     `overlong_penalty` × DAPO's punishment of answers near `overlong_limit` tokens is subtracted from the reward; it
     grows over the last `overlong_buffer` tokens. With `overlong_filter` answers that were cut at the limit of length
@@ -54,7 +53,6 @@ class Objective:
         kl_loss_estimator: Literal["k1", "k2", "k3"] = "k3",
         kl_loss_weighted: bool = False,
         kl_reward: Annotated[float, "[0, inf)"] = 0.0,
-        kl_reward_estimator: Literal["k1", "k2", "k3"] = "k1",
         overlong_penalty: Annotated[float, "[0, inf)"] = 0.0,
         overlong_limit: Annotated[int, "[0, inf)"] = 0,
         overlong_buffer: Annotated[int, "[0, inf)"] = 0,
@@ -69,8 +67,7 @@ class Objective:
             )
         self.normalise, self.entropy_bonus = normalise, entropy_bonus
         self.kl_loss, self.kl_loss_estimator, self.kl_loss_weighted = kl_loss, kl_loss_estimator, kl_loss_weighted
-        self.kl_reward, self.kl_reward_estimator = kl_reward, kl_reward_estimator
-        self.overlong_filter, self.ess_scale = overlong_filter, ess_scale
+        self.kl_reward, self.overlong_filter, self.ess_scale = kl_reward, overlong_filter, ess_scale
         self.reward_scale, self.reward_clip = reward_scale, np.inf if reward_clip is None else reward_clip
         self.overlong_penalty, self.overlong = overlong_penalty, (overlong_limit, overlong_buffer)
         self.needs_reference = bool(kl_loss or kl_reward)
@@ -100,7 +97,7 @@ class Objective:
         less = self.overlong_penalty * overlong_penalty(lengths, limit=limit, buffer=buffer)
         penalties = np.zeros(len(step.behaviour))
         if step.reference is not None and self.kl_reward:
-            kl = kl_estimate(step.behaviour.double(), step.reference.double(), self.kl_reward_estimator)
+            kl = kl_estimate(step.behaviour.double(), step.reference.double(), "k1")
             penalties = self.kl_reward * kl.cpu().numpy()
         step.note_penalties(less, penalties)
         compared = [] if step.teacher is None else [step.teacher, student]

@@ -26,7 +26,7 @@ REPLAYS_WITH = ("run.seed", "task", "model", "groups_per_batch", "weight_sync_in
 
 LEARNER_MAY_CHANGE = (
     *("lr", "schedule", "warmup_steps", "schedule_steps", "weight_decay", "betas", "eps", "clip_grad"),
-    *("entropy_bonus", "kl_loss", "kl_loss_estimator", "kl_reward", "kl_reward_estimator", "normalise"),
+    *("entropy_bonus", "kl_loss", "kl_loss_estimator", "kl_reward", "normalise"),
     *("overlong_penalty", "overlong_limit", "overlong_buffer", "overlong_filter", "reward_scale", "reward_clip"),
     *("num_minibatches", "num_minibatch_epochs", "micro_batch_tokens", "collective_timeout"),
     *("max_logits", "checkpoint_activations", "compile", "compute_dtype", "device", "threads", "param_dtype"),
