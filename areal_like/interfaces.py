@@ -184,8 +184,7 @@ class Trainer(Protocol):
     `numbers(group_id)`: the last step's numbers per token (`learners.step.Step.numbers`). `staleness()` is
     `Batch.staleness` of all that was trained last, where `train` gets one rank's share. `logprobs_of(sequences)`, for
     probes: logprobs at temperature 1 of each token behind the first, row by row, and the dtype of their precision.
-    `save_beside()` returns a function for another thread that does as `save_state(folder)`, with the state at the time
-    of the call, while training continues."""
+    `save_beside()` returns a `run.checkpoints.Saving`, which does as `save_state` while training continues."""
 
     def train(self, batch: Batch) -> Mapping[str, object]:
         """One train step on one batch; returns metrics."""

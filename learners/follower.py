@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ import msgspec
 
 from areal_like.config.registry import knobs, resolve
 from areal_like.config.run_config import ranks_of
+from areal_like.run.checkpoints import Saving, in_thread
 from areal_like.run.process import Role, run_role
 from areal_like.run.run_folder import RENDEZVOUS
 from areal_like.types import Batch
@@ -100,13 +100,14 @@ class LeadingTrainer:
         with self._all("hand_over"):
             self._trainer.save(folder)
 
-    def save_beside(self) -> Callable[[Path], None]:
+    def save_beside(self) -> Saving:
         with naming_lost_ranks():
             self._trainer.ranks.broadcast(("save_beside", None))
         return self._parts.begin()
 
     def save_state(self, folder: Path) -> None:
-        self.save_beside()(folder)
+        with self.save_beside() as fill:
+            fill(folder)
 
     def load_state(self, folder: Path) -> None:
         self._both("load_state", folder)
@@ -136,44 +137,27 @@ class PartsBeside:
 
     def __init__(self, trainer: TorchLearner):
         self._trainer, self._side_channel = trainer, trainer.ranks.side_channel()
-        self._thread: threading.Thread | None = None
 
-    def begin(self) -> Callable[[Path], None]:
-        """Of rank 0: a function for another thread, which returns when all parts are in a folder. Raises LostRankError,
-        OSError for a part that could not be written."""
-        save, channel = self._trainer.save_beside(), self._side_channel
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[Callable[[Path], None]]:
+        """Its value returns when all parts are in the folder that rank 0 passes to it. Raises LostRankError, OSError
+        for a part that could not be written."""
+        channel = self._side_channel
 
         def fill(folder: Path) -> None:
+            fault = 0, ""
             with naming_lost_ranks():
-                channel.gathered(str(folder))
-                fault = _fault(save, folder)
+                whole = Path(channel.gathered(str(folder))[0])
+                try:
+                    save(whole)
+                except Exception as error:
+                    fault = getattr(error, "errno", None) or errno.EIO, f"{type(error).__name__}: {error}"
                 for rank, (code, text) in enumerate(channel.gathered(fault)):
                     if text:
                         raise OSError(code, f"rank {rank} of the learner can't write its part of a checkpoint: {text}")
 
-        return fill
-
-    def follow(self) -> None:
-        """Of another rank: write in a thread what rank 0 asks for."""
-        save, channel = self._trainer.save_beside(), self._side_channel
-
-        def write() -> None:
-            folder = Path(channel.gathered("")[0])
-            channel.gathered(_fault(save, folder))
-
-        if self._thread:
-            self._thread.join()  # it is at its end: rank 0 has all parts
-        self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
-        self._thread.start()
-
-
-def _fault(save: Callable[[Path], None], folder: Path) -> tuple[int, str]:
-    """Save; returns the system's code of an error, and its text."""
-    try:
-        save(folder)
-    except Exception as error:
-        return getattr(error, "errno", None) or errno.EIO, f"{type(error).__name__}: {error}"
-    return 0, ""
+        with self._trainer.save_beside() as save:
+            yield fill
 
 
 class OtherRanks(Alone):
@@ -210,7 +194,7 @@ def follow(
             publisher.publish(about, trainer.snapshot)
             continue
         if what == "save_beside":
-            parts.follow()
+            in_thread(parts.begin(), lambda fill: fill(Path()))
             continue
         if what == "train":
             index, client.redo = about

@@ -195,9 +195,9 @@ class TrainLoop:
                 self.client.checkpointed(steps)
             elif due:
                 beside = getattr(self.trainer, "save_beside", None)
-                fill = beside() if beside else self.trainer.save_state
+                saving = beside() if beside else contextlib.nullcontext(self.trainer.save_state)
                 spared = checkpoints.evaluated(self.progress.evaluations, known.best, interval)
-                self.writer.begin(steps, fill, dataclasses.asdict(self.progress), spared)
+                self.writer.begin(steps, saving, dataclasses.asdict(self.progress), spared)
                 self._report_written(wait=last or not beside)
 
     def _report_written(self, wait: bool) -> None:

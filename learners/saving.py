@@ -1,7 +1,8 @@
 """Outputs of the learner: published bits, model folders, and its part of a checkpoint. With several ranks each
 publishes its part of the weights and has its own file in a checkpoint; rank 0 joins them for a model folder."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,23 +67,24 @@ class Saving:
     def save_state(self, folder: Path) -> None:
         self._write(self.optimizer.state_dict(), folder)
 
-    def save_beside(self) -> Callable[[Path], None]:
-        """A function that another thread must call once: it writes the present state into a folder. The optimizer's
-        next step waits until the state is copied, or, if main memory has no room for a copy, until it is written."""
+    @contextmanager
+    def save_beside(self) -> Iterator[Callable[[Path], None]]:
+        """See `areal_like.run.checkpoints.Saving`. The optimizer's next step waits until the state is copied, or, if
+        main memory has no room for a copy, until it is written."""
         state, may_change = self.optimizer.state_dict(), self.optimizer.hold()
         device = state["master"].device
         ready = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
         def save(folder: Path) -> None:
-            try:
-                copy = self._copy(state, ready)
-                if copy is not None:
-                    may_change.set()
-                self._write(copy or state, folder)
-            finally:
+            copy = self._copy(state, ready)
+            if copy is not None:
                 may_change.set()
+            self._write(copy or state, folder)
 
-        return save
+        try:
+            yield save
+        finally:
+            may_change.set()
 
     def _write(self, state: dict[str, Any], folder: Path) -> None:
         torch.save(state, folder / file_of(self.ranks.rank, self.ranks.count))

@@ -27,6 +27,8 @@ from areal_like.run.run_folder import write as write_file
 META, BEST, FIGURE = "meta.json", "best", "best.json"
 Fill = Callable[[Path], None]
 """Writes a checkpoint's files into a folder."""
+Saving = contextlib.AbstractContextManager[Fill]
+"""Entered at the time of a state; its value then writes that state into a folder."""
 READ_BYTES = 1 << 24
 LAST_WRITE_SECONDS = 60.0
 """Time, after an error of the run, for the end of a write under way."""
@@ -178,6 +180,20 @@ def write(
     return target
 
 
+def in_thread(saving: Saving, work: Callable[[Fill], None]) -> threading.Thread:
+    """Enter `saving` here. A thread does `work` with its value, and then leaves it."""
+    entered = contextlib.ExitStack()
+    fill = entered.enter_context(saving)
+
+    def run() -> None:
+        with entered:
+            work(fill)
+
+    thread = threading.Thread(target=run, name="checkpoint", daemon=True)
+    thread.start()
+    return thread
+
+
 class CheckpointWriter:
     """Writes checkpoints of a run beside it, one at a time: in a thread. The methods raise an error of the thread."""
 
@@ -186,17 +202,16 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def begin(self, step: int, fill: Fill, progress: Mapping[str, object], spared: float = math.inf) -> None:
-        """Let the thread make a checkpoint, as `write` does. None may be under way."""
+    def begin(self, step: int, saving: Saving, progress: Mapping[str, object], spared: float = math.inf) -> None:
+        """Enter `saving`, and let the thread make a checkpoint, as `write` does. None may be under way."""
 
-        def work() -> None:
+        def work(fill: Fill) -> None:
             try:
                 write(self._run, step, fill, progress, self._keep, spared)
             except BaseException as error:
                 self._error = error
 
-        self._step, self._thread = step, threading.Thread(target=work, name="checkpoint", daemon=True)
-        self._thread.start()
+        self._step, self._thread = step, in_thread(saving, work)
 
     def written(self, wait: bool) -> int | None:
         """The step of a checkpoint that has become durable since the last call; None: of none. `wait` for the end of a

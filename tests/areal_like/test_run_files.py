@@ -1,6 +1,7 @@
 """The files of a run that grow: metrics, samples and spans survive half a line, damage and a full disk. Runs from
 Python, without starting one."""
 
+import contextlib
 import json
 import math
 import shutil
@@ -191,13 +192,13 @@ def test_a_write_that_was_killed_leaves_the_checkpoint_before_and_is_made_again(
         assert go.wait(60)
 
     killed = checkpoints.CheckpointWriter(tmp_path, keep=2)
-    killed.begin(2, fill, {"steps": 2})
+    killed.begin(2, contextlib.nullcontext(fill), {"steps": 2})
     assert reached.wait(60) and killed.written(wait=False) is None
     shutil.copytree(tmp_path, tmp_path / "disk")  # as it is at the kill
     again = checkpoints.CheckpointWriter(tmp_path / "disk", keep=2)
     assert checkpoints.steps_done(tmp_path / "disk") == 1
     go.set()
-    again.begin(2, lambda folder: None, {"steps": 2})
+    again.begin(2, contextlib.nullcontext(lambda folder: None), {"steps": 2})
     assert [each.written(wait=True) for each in (killed, again)] == [2, 2] and again.written(wait=True) is None
     assert checkpoints.progress(checkpoints.folder_of(tmp_path / "disk", 2)) == {"steps": 2}
 

@@ -1,7 +1,6 @@
 """The whole train step: against a plain gradient, and the contracts on bits, micro-batches and order."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from areal_like.models.causal_lm import qwen2, state_of
+from areal_like.run import checkpoints
 from learners import saving
 from learners.advantages import group
 from learners.learner import TorchLearner
@@ -96,7 +96,8 @@ def test_a_state_saved_beside_the_next_step_is_that_before_it_and_goes_on_bit_fo
     write, step = learner.saving._write, learner.optimizer._adamw.step
     first, second = batches(2)
     learner.train(first)
-    save, waits, stepped = learner.save_beside(), threading.Event(), threading.Event()
+    waits, stepped = threading.Event(), threading.Event()
+    saved = checkpoints.in_thread(learner.save_beside(), lambda fill: waits.wait(60) and fill(tmp_path))
     held = learner.optimizer._may_change
     held_wait = held.wait
     monkeypatch.setattr(held, "wait", lambda: (waits.set(), held_wait(60)))
@@ -108,13 +109,20 @@ def test_a_state_saved_beside_the_next_step_is_that_before_it_and_goes_on_bit_fo
         write(state, folder)
 
     monkeypatch.setattr(learner.saving, "_write", wrote)
-    with ThreadPoolExecutor(1) as pool:
-        saved = pool.submit(lambda: waits.wait(60) and save(tmp_path))
-        found = learner.train(second)
-    saved.result()
+    found = learner.train(second)
+    saved.join(60)
     restored.load_state(tmp_path)
     assert restored.train(second) == found and order == (["step", "write"] if room else ["write", "step"])
     assert restored.snapshot().digest() == learner.snapshot().digest()
+
+
+def test_a_save_that_never_begins_holds_no_step(tmp_path):
+    (tmp_path / "checkpoints").touch()  # no folder can be made
+    learner, writer = learner_of(), checkpoints.CheckpointWriter(tmp_path, keep=1)
+    writer.begin(1, learner.save_beside(), {})
+    with pytest.raises(OSError):
+        writer.written(wait=True)
+    assert learner.optimizer._may_change.is_set()
 
 
 def state_of_training(learner: TorchLearner) -> dict:

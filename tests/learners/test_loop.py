@@ -1,9 +1,10 @@
 """The learner's loop with events in a fixed order: batches that can't be trained, and steps that fail."""
 
+import contextlib
 import errno
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -182,7 +183,8 @@ class SavesBeside(Trainer):
         super().__init__([])
         self.go, self.fails, self.begun = threading.Event(), fails, 0
 
-    def save_beside(self) -> Callable[[Path], None]:
+    @contextlib.contextmanager
+    def save_beside(self) -> Iterator[Callable[[Path], None]]:
         self.begun += 1
 
         def save(folder: Path) -> None:
@@ -190,7 +192,7 @@ class SavesBeside(Trainer):
             if self.fails:
                 raise OSError(errno.EIO, "no disk")
 
-        return save
+        yield save
 
 
 def test_steps_go_on_beside_a_checkpoint_and_its_report_comes_when_it_is_durable(tmp_path: Path) -> None:
