@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from areal_like.models.causal_lm import specs_of
+from areal_like.models.compiling import Compiling
 from areal_like.types import Batch
 from areal_like.wire.messages import Model
 from learners.adapters import Adapters
@@ -38,7 +39,7 @@ from learners.passes import Passes, Planner
 from learners.router_replay import RouterReplay
 from learners.saving import Saving
 from learners.schedules import Schedule
-from learners.sharding import Compiling, Computing, hold_in, prepare, reshard
+from learners.sharding import Computing, hold_in, prepare, reshard
 from learners.sizing import Sizes, Sizing
 from learners.step import Step
 from learners.untrainable import OutOfMemory, Untrainable, is_of_the_data, unknown_tokens

@@ -7,7 +7,6 @@ passes.
 """
 
 import functools
-import logging
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,38 +22,16 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from areal_like.models.causal_lm import handed_on, layers_of, round_inputs, weight_files
+from areal_like.models.compiling import Compiling
 from areal_like.weights.state import TensorSpec
 from learners.collectives import Ranks
 from learners.logprobs import use_logprob_head
-
-log = logging.getLogger(__name__)
 
 
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
-
-
-class Compiling:
-    """Has torch compile layers. A model that breaks the compiler is computed without it from then on."""
-
-    def __init__(self, on: bool):
-        self.on = on
-
-    def wrap(self, forward: Callable[..., Any], model: str) -> Callable[..., Any]:
-        compiled = torch.compile(forward, dynamic=True)  # for rows of any length
-
-        def compute(*args: Any, **kwargs: Any) -> Any:
-            if self.on:
-                try:
-                    return compiled(*args, **kwargs)
-                except torch._dynamo.exc.TorchDynamoException as error:
-                    self.on = False
-                    log.warning("torch can't compile the layers of %s, so they are not compiled: %s", model, error)
-            return forward(*args, **kwargs)
-
-        return compute
 
 
 def recompute(model: PreTrainedModel) -> None:
@@ -102,7 +79,7 @@ def prepare(models: list[PreTrainedModel], ranks: Ranks, how: Computing) -> None
         if how.hold_in:
             keep_states_wide(model, how.hold_in)
         for layer in layers_of(model) if how.compiling.on else ():
-            layer.forward = how.compiling.wrap(layer.forward, type(model).__name__)
+            layer.forward = how.compiling.wrap(layer.forward, f"the layers of {type(model).__name__}")
         if how.checkpoint_activations:
             recompute(model)
         if ranks.count > 1:

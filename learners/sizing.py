@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from areal_like.models.compiling import Compiling
 from areal_like.types import Batch
 from learners.logprobs import forward_logprobs, limit_logits
 from learners.optim import MasterAdamW
 from learners.packing import Columns
 from learners.passes import Passes
-from learners.sharding import Compiling, recompute
+from learners.sharding import recompute
 
 log = logging.getLogger(__name__)
 TRIAL_TOKENS, TRIAL_LOGITS = 2048, 1 << 24
@@ -98,7 +99,8 @@ class Sizing:
     def _fitting(self, batch: Batch) -> tuple[int, int, int]:
         """Tokens and logits that fit into the free bytes, and these, of the rank with the least."""
         limit_logits(self._model, TRIAL_LOGITS)
-        (few, low), (many, high) = self._tried(batch, TRIAL_TOKENS), self._tried(batch, 2 * TRIAL_TOKENS)
+        # The longer trial first: libraries' workspaces then count for it, and a token is not taken for a smaller one.
+        (many, high), (few, low) = self._tried(batch, 2 * TRIAL_TOKENS), self._tried(batch, TRIAL_TOKENS)
         per_token = (high - low) / (many - few) if many > few and high > low else high / many
         moments = 0 if self._optimizer.steps else 2 * self._optimizer.gradient.nbytes
         free = -self._ranks.max(-max(0, self._memory.free() - moments))

@@ -17,7 +17,6 @@ more per call. bfloat16 products are oneDNN's in torch as well. `ModelDecoder` i
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -30,8 +29,8 @@ from transformers import PreTrainedModel
 
 from actors.engines.slot_cache import ATTENTION, SlotCache
 from areal_like.models.causal_lm import multiplied_into_float32, round_inputs
+from areal_like.models.compiling import Compiling
 
-log = logging.getLogger(__name__)
 ONE_THREAD = 1 << 15
 """Numbers up to which torch computes a function of each in one thread (its grain size)."""
 LLAMA_LIKE = {"llama", "mistral", "qwen2", "qwen3"}
@@ -41,7 +40,6 @@ ONEDNN_FROM = 1 << 16
 HALF_HEAD = COMPILED = {"cuda"}
 """Devices whose products of halves into float32 cost less than those of float32; on which small operations are
 compiled."""
-BACKEND = "inductor"
 BLOCK = 64
 """Rows of one product where their number must be the same: for 512 rows 32 cost 3.5 times as much, 64 cost 2.4."""
 
@@ -117,7 +115,9 @@ class FusedDecoder:
         self._rotate, self._add = _rotated, _added
         self._gate: Callable[..., torch.Tensor] = partial(_gated, layers[0].activation)
         if cache.keys.device.type in COMPILED:
-            self._rotate, self._gate, self._add = (_compiled(each) for each in (self._rotate, self._gate, self._add))
+            compiling = Compiling(True)
+            operations = self._rotate, self._gate, self._add
+            self._rotate, self._gate, self._add = (compiling.wrap(each, "decode steps") for each in operations)
 
     def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
         self._hidden(tokens, positions, self._cache, keys_only=True)
@@ -248,24 +248,6 @@ def _added(
     """The sum of both, float32, and its norm."""
     total = residual + out
     return total, F.rms_norm(total, weight.shape, weight, eps)
-
-
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose operations torch joins to few kernels; as it is where torch cannot."""
-    chosen = torch.compile(function, dynamic=True, backend=BACKEND)
-
-    def call(*args: Any) -> Any:
-        nonlocal chosen
-        try:
-            return chosen(*args)
-        except Exception as error:
-            if chosen is function:
-                raise
-            log.warning("torch cannot compile small operations of the decode step here: %s", error)
-            chosen = function
-            return function(*args)
-
-    return call
 
 
 def _normed(norm: Any, x: torch.Tensor) -> torch.Tensor:
