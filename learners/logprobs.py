@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from areal_like.models.causal_lm import WIDE_OUTPUT, multiplied_into_float32
+from areal_like.models.causal_lm import multiplied_into_float32
 from areal_like.models.model_folder import CHANGES_LOGITS
 from learners.packing import MicroBatch
 
@@ -35,9 +35,8 @@ ONEDNN_FROM = 1 << 24
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Logits [N, V] of states and weights as they are, in float32 or wider."""
     wide = torch.promote_types(weight.dtype, torch.float32)
-    if weight.is_cuda and weight.dtype != wide and WIDE_OUTPUT:
-        logits = multiplied_into_float32(states, weight)
-        return logits if bias is None else logits.add_(bias)
+    if weight.is_cuda and weight.dtype != wide:
+        return multiplied_into_float32(states, weight, bias)
     states, weight, bias = states.to(wide), weight.to(wide), None if bias is None else bias.to(wide)
     many = len(states) * weight.numel() >= ONEDNN_FROM and torch.backends.mkldnn.is_available()
     if many and weight.is_cpu and weight.dtype == torch.float32:

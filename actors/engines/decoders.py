@@ -106,10 +106,10 @@ class FusedDecoder:
         self._cache = cache
         self._embedding = body.embed_tokens
         self._rotary = body.rotary_emb
-        self._head = product(head.weight, head.bias, cache.batch_invariant)
+        self._head: Callable[..., torch.Tensor] = product(head.weight, head.bias, cache.batch_invariant)
         if cache.dtype != torch.float32 and cache.keys.device.type in HALF_HEAD:
             head.weight.data = head.weight.data.to(cache.dtype)  # the embedding's too, where they are tied
-            self._head = _half_head(head)
+            self._head = partial(multiplied_into_float32, weight=head.weight.detach(), bias=head.bias)
         self._layers = layers
         self._norms = [norm for layer in layers for norm in layer.norms] + [body.norm]
         self._rotate, self._add = _rotated, _added
@@ -167,14 +167,6 @@ class FusedDecoder:
         query, key = qk[:, : -cache.heads], qk[:, -cache.heads :]
         out = cache.attend(index, query, key, value.transpose(1, 2), layer.scale)
         return out.transpose(1, 2).reshape(b * t, -1)
-
-
-def _half_head(head: nn.Linear) -> Product:
-    def logits(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        found = multiplied_into_float32(x, head.weight.detach())
-        return found if head.bias is None else found.add_(head.bias)
-
-    return logits
 
 
 def _layers(model: PreTrainedModel) -> list[Any]:

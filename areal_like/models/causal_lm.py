@@ -306,17 +306,15 @@ def round_inputs(model: PreTrainedModel, dtype: torch.dtype) -> list[nn.Module]:
     return found
 
 
-WIDE_OUTPUT = hasattr(torch.ops.aten.mm, "dtype")
-"""Whether this torch multiplies halves into float32 without copies of them, on a GPU."""
-
-
-def multiplied_into_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def multiplied_into_float32(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x [n, in], rounded to the half precision of a weight [out, in], times that → float32 [n, out]. Products of halves
-    have few enough digits for float32, which also sums them: only x is rounded."""
+    have few enough digits for float32, which also sums them: only x is rounded. A CPU makes copies of both."""
     x = x.to(weight.dtype)
-    if weight.is_cuda and WIDE_OUTPUT:
-        return torch.mm(x, weight.t(), out_dtype=torch.float32)
-    return torch.mm(x.float(), weight.t().float())
+    if weight.is_cuda:
+        found = torch.mm(x, weight.t(), out_dtype=torch.float32)
+    else:
+        found = torch.mm(x.float(), weight.t().float())
+    return found if bias is None else found.add_(bias)
 
 
 def routing_of(model: PreTrainedModel) -> Routing:
