@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 
 from actors.agents.programs import AgentError
 from actors.reward_pool import RewardError
 from areal_like.errors import EpisodeError
-from areal_like.rewards import LARGEST_REWARD
+from areal_like.rewards import LARGEST_REWARD, MOST_PARTS, PART
 from areal_like.types import Sample
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,10 @@ def printable(text: str, most: int = DETAIL_CHARACTERS) -> str:
 
 
 def check_rewards(sample: Sample) -> None:
-    """Raises RewardError for a reward that the learner cannot compute with."""
-    for reward in (sample.reward, *(earned for _, earned in sample.turn_rewards)):
+    """Raises RewardError for a reward, or parts of it, that no message carries or the learner cannot compute with."""
+    if len(sample.parts) > MOST_PARTS or not all(re.search(PART, name) for name in sample.parts):
+        expected = f"at most {MOST_PARTS} names of letters, digits, '_', '.' and '-'"
+        raise RewardError(f"the workflow gave the parts {', '.join(sample.parts)} of the reward, expected {expected}")
+    for reward in (sample.reward, *sample.parts.values(), *(earned for _, earned in sample.turn_rewards)):
         if not abs(reward) <= LARGEST_REWARD:
             raise RewardError(f"the workflow gave the reward {reward:g}, expected a finite number in float32")

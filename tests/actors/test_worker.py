@@ -203,14 +203,23 @@ async def test_samples_without_a_reward_are_left_out_while_two_are_left(launch, 
     assert play.client.credits[-1] == launch and not play.worker.failures.note
 
 
-@pytest.mark.parametrize("turns", [[], [(0, float("nan"))]])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"reward": 1e300}, "float32"),
+        ({"turn_rewards": [(0, float("nan"))]}, "float32"),
+        ({"parts": {"form": 1e10}}, "float32"),
+        ({"parts": {"a b": 1.0}}, "parts a b"),
+        ({"parts": {f"turn{i}": 1.0 for i in range(33)}}, "at most 32"),
+    ],
+)
 @looped
-async def test_a_reward_that_the_learner_could_not_compute_with_is_one_that_crashed(turns: list, play: Play) -> None:
+async def test_a_reward_that_the_learner_could_not_compute_with_is_one_that_crashed(changes, words, play: Play) -> None:
     await play.lease(launch=1, need=1)
     for _ in range(1 + RESAMPLES):
-        await play.end("1/0", replace(sample(0.5 if turns else 1e300), turn_rewards=turns))
+        await play.end("1/0", replace(sample(0.5), **changes))
     ((group_id, reason, detail),) = play.client.failures
-    assert (group_id, reason) == (1, "reward crashed") and "float32" in detail and play.client.groups == []
+    assert (group_id, reason) == (1, "reward crashed") and words in detail and play.client.groups == []
 
 
 @looped
