@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -177,6 +178,7 @@ class TrainLoop:
         self.metrics.write(first | row | self.publisher.metrics | first)
         if not self._stepped:
             note_step(self.run_folder)
+            shutil.rmtree(self.run_folder / "checkpoints" / "final", ignore_errors=True)  # the model of an earlier end
             self._stepped = True
 
     def _checkpoint(self, last: bool) -> None:

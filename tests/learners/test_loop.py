@@ -240,10 +240,12 @@ def test_the_best_checkpoint_is_kept_while_newer_ones_come_and_until_a_better_on
     assert [*json.loads((best / checkpoints.FIGURE).read_text()).values()] == ["heldout/reward", 0.9, 2]
     assert checkpoints.best(tmp_path) == folders / "best-00000002" and not checkpoints.is_whole(tmp_path, 2)
     for steps, step in ((9, 2), (10, 10)):  # 0.9 is no better, 1.0 is
+        (folders / "final").mkdir()
         made = loop(tmp_path, [], *knobs, f"run.steps={steps}")
         made.resume(checkpoints.latest(tmp_path)[1])
         made.run()
         assert sorted(path.name for path in folders.glob("best*")) == ["best", f"best-{step:08d}"]
+        assert not (folders / "final").exists(), "it was of fewer steps"
         assert checkpoints.progress(best)["steps"] == step
 
 
