@@ -233,8 +233,7 @@ class _Here:
 def main() -> None:
     """The worker process: answer requests until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the actor decides what it means
-    if sys.platform == "linux":
-        die_with_parent()  # the thread that started this process: the one of the actor's event loop
+    die_with_parent()  # the thread that started this process: the one of the actor's event loop
     if len(sys.argv) > 1:
         resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]),) * 2)
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")

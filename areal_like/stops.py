@@ -55,13 +55,10 @@ def with_texts(limits: Limits, codec: Any, texts: Sequence[str]) -> Limits:
     return replace(limits, stop_texts=StopTexts(getattr(codec, "whole", codec), (*known, *texts))) if texts else limits
 
 
-def until(completion: Completion, limits: Limits, codec: Any) -> tuple[Completion, str, str | int | None]:
-    """The completion of an engine that may not look for texts, its text, and the stop text or token that ends it, if it
-    is none of the task's."""
-    texts = limits.stop_texts or codec
-    found = texts.found(texts.whole.decode(completion.tokens)) if limits.stop_texts else None
-    if found and completion.finish != "stop_text" and (count := texts.first_end(completion.tokens, 0)):
-        completion = beginning(completion, count, "stop_text")
+def stop_reason(completion: Completion, limits: Limits) -> str | int | None:
+    """The stop text or token that ends a completion, if it is none of the task's."""
     if completion.finish == "stop_id":
-        return completion, texts.decode(completion.tokens), int(completion.tokens[-1])
-    return completion, texts.decode(completion.tokens), found[1] if found else None
+        return int(completion.tokens[-1])
+    texts = limits.stop_texts if completion.finish == "stop_text" else None
+    found = texts.found(texts.whole.decode(completion.tokens)) if texts else None
+    return found[1] if found else None

@@ -27,8 +27,6 @@ READ = {
     "model", "messages", "tools", "temperature", "max_tokens", "max_completion_tokens", "stop", "stream",
     "stream_options",
 }  # fmt: skip
-FINISHES = {"length": "length"}
-"""Of a completion, as OpenAI writes them; the others are "stop"."""
 MOST_TEMPERATURE = 100
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 

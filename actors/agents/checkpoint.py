@@ -15,7 +15,7 @@ from actors.agents.endpoint import answered, body_of, listening
 from actors.engines.torch_engine import TorchEngine
 from areal_like.interfaces import Codec
 from areal_like.sampling import stream_key
-from areal_like.stops import until, with_texts
+from areal_like.stops import stop_reason, with_texts
 from areal_like.types import Limits
 
 OWN_TEMPERATURE = chats.Terms(temperature=None)
@@ -61,10 +61,12 @@ class CheckpointServer:
             raise RefusedRequest(400, str(error), param="messages") from None
         except RuntimeError as error:
             raise RefusedRequest(500, f"the engine failed: {error}") from None
-        completion, text, reason = until(completion, limits, self.codec)
+        text = (limits.stop_texts or self.codec).decode(completion.tokens)
         message = chats.assistant_message(text, number, chat.tools, OWN_TEMPERATURE.call_marks)
-        finish = "tool_calls" if "tool_calls" in message else chats.FINISHES.get(completion.finish, "stop")
-        return chats.ChatReply(number, message, finish, len(prompt), len(completion.tokens), reason)
+        finish = "tool_calls" if "tool_calls" in message else "length" if completion.finish == "length" else "stop"
+        return chats.ChatReply(
+            number, message, finish, len(prompt), len(completion.tokens), stop_reason(completion, limits)
+        )
 
     def _limits(self, prompt: np.ndarray, chat: chats.Chat, number: int) -> Limits:
         """Raises RefusedRequest for a prompt that leaves no room."""

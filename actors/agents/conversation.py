@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from actors.agents.chat import FINISHES, Chat, ChatReply, RefusedRequest, Terms, assistant_message
+from actors.agents.chat import Chat, ChatReply, RefusedRequest, Terms, assistant_message
 from actors.measures import AGENTS
 from actors.multi_turn import most_characters
 from actors.transcript import Transcript, rewrites
 from areal_like.interfaces import Codec, RolloutEngine
-from areal_like.stops import until, with_texts
+from areal_like.stops import stop_reason, with_texts
 from areal_like.tasks.chat import parted
 from areal_like.types import Completion, Limits
 
@@ -74,7 +74,7 @@ class Conversation:
         before = transcript.tokens
         limits = with_texts(transcript.limits(chat.max_tokens), self._codec, chat.stop)
         completion = await self._sample(before, limits)
-        completion, text, reason = until(completion, limits, self._codec)
+        text = (limits.stop_texts or self._codec).decode(completion.tokens)
         transcript.said(completion)
         message = assistant_message(text, number, chat.tools, self.terms.call_marks)
         before_it, begun = parted(chat.messages)
@@ -82,8 +82,8 @@ class Conversation:
         self.turns.append(Turn(number, messages, chat.tools, transcript, completion))
         self.full = False
         AGENTS["turns"] += 1
-        finish = "tool_calls" if "tool_calls" in message else FINISHES.get(completion.finish, "stop")
-        return ChatReply(number, message, finish, len(before), len(completion.tokens), reason)
+        finish = "tool_calls" if "tool_calls" in message else "length" if completion.finish == "length" else "stop"
+        return ChatReply(number, message, finish, len(before), len(completion.tokens), stop_reason(completion, limits))
 
     def close(self) -> None:
         """Give no more answers; awaited ones are refused."""

@@ -3,14 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from areal_like.config.schema import OWN, Config
+from areal_like.config.schema import OWN
 
 Evaluation = Mapping[str, Any]
-
-
-def measure_of(config: Config) -> str:
-    """`checkpoint.best`, or the usual one."""
-    return config.checkpoint.best or f"{OWN}/reward"
 
 
 def measured(evaluation: Evaluation, measure: str) -> float | None:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from areal_like.config.registry import ConfigError
-from areal_like.config.schema import Config
-from areal_like.run.measures import Evaluation, best_of, measure_of
+from areal_like.config.schema import OWN, Config
+from areal_like.run.measures import Evaluation, best_of
 from areal_like.run.metrics import Row
 
 NEXT = "next"
@@ -167,7 +167,7 @@ def write(path: Path, text: str) -> None:
 
 def reason_to_stop(config: Config, steps: int, seconds: float, evaluations: Sequence[Evaluation]) -> str:
     """Why a run ends after `steps` train steps and `seconds`, in words; "" while it continues."""
-    run, measure = config.run, measure_of(config)
+    run, measure = config.run, config.checkpoint.best or f"{OWN}/reward"
     if steps >= run.steps:
         return f"{run.steps} steps are done"
     if run.max_seconds is not None and seconds >= run.max_seconds:

@@ -86,7 +86,7 @@ class Jsonl(FileTask):
         """The verifier of a response as "module:name", its arguments (answer, response text) and its knobs."""
         begun = parted(prompt.messages)[1]
         text, tail = begun + prompt.codec.decode(tokens), TAIL + len(self._codec.encode(begun))
-        opened = self._text(prompt.tokens[-tail:]).removesuffix(begun).rstrip().endswith("<think>")
+        opened = self._codec.decode(prompt.tokens[-tail:]).removesuffix(begun).rstrip().endswith("<think>")
         usual = THOUGHT if opened or (self._chat and THOUGHT in str(self._tokenizer.chat_template)) else ""
         after = usual if self._answer_after is None else self._answer_after
         if after in text:

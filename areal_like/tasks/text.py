@@ -8,10 +8,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated
-
-import numpy as np
 
 from areal_like.tasks.chat import Tokenizer, TokenizerCodec, stop_tokens
 from areal_like.types import Prompt
@@ -25,7 +22,6 @@ TEMPLATE = (
 FILES = ("*token*.json", "tokenizer*", "tekken*", "vocab*", "merges*", "chat_template*", "*.jinja", "*.model", "*.py")
 """Of a tokenizer, in the folder of its model."""
 Turns = tuple[dict[str, str], ...]
-NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 
 
 def load_tokenizer(folder: str, knob: str) -> Tokenizer:
@@ -158,10 +154,6 @@ class TextTask:
             raise ValueError(f"{place}: {error}") from None
         return self._codecs[key]
 
-    def _text(self, tokens: np.ndarray) -> str:
-        """The text of a response."""
-        return self._codec.decode(tokens)
-
     def _messages(self, prompt: str | list[dict[str, str]]) -> Turns:
         """Of a prompt, with the task's suffix and system message."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
@@ -176,7 +168,7 @@ class TextTask:
         place: str,
         messages: Turns,
         answer: object,
-        template: Mapping[str, object] = NO_ARGUMENTS,
+        template: Mapping[str, object] | None = None,
         tools: Sequence[object] = (),
     ) -> Prompt:
         """The prompt at `place` (a row, in words). Raises ValueError where it is too long."""

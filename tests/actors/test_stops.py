@@ -13,7 +13,7 @@ from actors.engines.sglang_replies import Reply, generate_request
 from actors.engines.torch_engine import TorchEngine
 from actors.resumption import Recorder
 from areal_like.partial import PartialSample
-from areal_like.stops import Stops, until
+from areal_like.stops import Stops, stop_reason
 from areal_like.tasks.chat import TokenizerCodec
 from areal_like.tasks.text import byte_tokenizer
 from areal_like.types import Completion, Limits, Prompt, StopTexts
@@ -76,7 +76,7 @@ def test_stop_tokens_of_a_run_are_told_from_the_tasks(ids, finish):
     given = {"stop_ids": (token,)} if ids else {"stop": (token,)}
     (done,), _ = sampled(new_model(), PROMPTS[:1], [replace(FREE[0], **given)])
     assert done.finish == finish and done.tokens.tolist() == free[0].tokens[: len(done.tokens)].tolist()
-    assert until(done, replace(FREE[0], **given), TEXT)[2] == (token if ids else None)
+    assert stop_reason(done, replace(FREE[0], **given)) == (token if ids else None)
     sent = generate_request("r", PROMPTS[0], 0, replace(FREE[0], **given), "a")["sampling_params"]
     assert sent["stop_token_ids"] == [token] and not sent["ignore_eos"]
 

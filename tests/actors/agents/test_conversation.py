@@ -14,6 +14,7 @@ from actors.measures import AGENTS
 from actors.multi_turn import multi_turn
 from actors.resumption import Recorder
 from areal_like.partial import PartialSample
+from areal_like.stops import beginning
 from areal_like.tasks.chat import TokenizerCodec
 from areal_like.tasks.text import byte_tokenizer
 from areal_like.types import Completion, Prompt
@@ -52,7 +53,9 @@ class Speaker:
         half = len(said) // 2
         runs = [(0, half), (1, len(said) - half)] if half else [(0, len(said))]
         stopped = int(said[-1]) in limits.stop
-        return Completion(said, -np.arange(len(said), dtype=np.float32), runs, "stop" if stopped else "length")
+        made = Completion(said, -np.arange(len(said), dtype=np.float32), runs, "stop" if stopped else "length")
+        count = limits.stop_texts.first_end(said, 0) if limits.stop_texts else None
+        return beginning(made, count, "stop_text") if count else made
 
     async def close(self) -> None:
         pass
