@@ -1,20 +1,25 @@
-"""For mkdocs: README, CONTRIBUTING and CHANGELOG are pages, and links out of `docs/` lead to the repository's files."""
+"""For mkdocs: pages for README, CONTRIBUTING, CHANGELOG and all keys of a config; links to code become names."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
 
 def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
+    from scripts.config import reference
+
     for name, page in (("README.md", "index.md"), ("CONTRIBUTING.md",) * 2, ("CHANGELOG.md",) * 2):
         text = re.sub(r"(\]\()docs/", r"\1", (ROOT / name).read_text(encoding="utf-8"))
         files.append(File.generated(config, page, content=text))
+    files.append(File.generated(config, "config.md", content=reference()))
     return files
 
 

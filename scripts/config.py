@@ -2,7 +2,7 @@
 
 A part is a section, a kind of component (`loss`), one component (`loss.dg`, your own as `loss.mine:Loss`), or one key.
 Type, default, range and meaning are read from the code and from `configs/base.yaml`; nothing is imported.
-`--markdown FILE` writes all parts (`docs/config.md`).
+`--markdown FILE` writes all parts, as the documentation's site shows them.
 """
 
 import ast
@@ -25,7 +25,7 @@ from areal_like.places import CONFIGS
 from .console.arguments import command, new_file, refuse
 from .console.output import console
 
-_LINE = re.compile(r"(?P<indent> *)(?P<key>[a-z_]+): *(?P<value>\{.*\}|[^#]*?) *(# *(?P<comment>.*))?$")
+_LINE = re.compile(r"(?P<indent> *)(?P<key>[a-z_]+): *(?P<value>\{[^#]*\}|[^#]*?) *(# *(?P<comment>.*))?$")
 _MORE = re.compile(r" *# (?P<comment>.*)$")
 Base = dict[str, tuple[str, str]]
 """Dotted key → (default, meaning) of `configs/base.yaml`."""
@@ -60,20 +60,28 @@ def of_fields(title: str, fields: Iterable[dataclasses.Field[Any]], base: Base, 
     return "\n\n".join(filter(None, [f"## {title}", base.get(title, ("", ""))[1], table(rows)]))
 
 
-def component(kind: str, name: str) -> str:
-    """A component, e.g. `loss`, `dg`. Raises ConfigError."""
-    found = described(kind, name)
-    lines = found.docstring.splitlines()
-    text = "\n".join(line.lstrip() if line.startswith("    ") else line for line in lines)  # no code
-    return f"### {kind}: {name}\n\n{of_knobs(found.knobs)}\n{text}\n"
+def component(kind: str, name: str, seen: dict[Row | str, str] | None = None) -> str:
+    """A component, e.g. `loss`, `dg`. A row or text in `seen` is replaced by the name of the first component that has
+    it. Raises ConfigError."""
+    found, seen = described(kind, name), {} if seen is None else seen
+    owners: dict[str, list[Row]] = {}
+    for row in rows_of(found.knobs):
+        owners.setdefault(seen.setdefault(row, name), []).append(row)
+    own = owners.pop(name, [])
+    shared = [f"As {other}: {', '.join(f'`{row[0]}`' for row in rows)}.\n" for other, rows in owners.items()]
+    lines = [line.lstrip() if line.startswith("    ") else line for line in found.docstring.splitlines()]  # no code
+    text = "\n".join(lines)
+    text = text if seen.setdefault(text, name) == name else f"See {seen[text]}."
+    return "\n".join([f"### {kind}: {name}\n", *([table(own)] if own or not shared else []), *shared, f"{text}\n"])
 
 
-def of_knobs(knobs: Mapping[str, Knob]) -> str:
+def rows_of(knobs: Mapping[str, Knob]) -> list[Row]:
     rows = []
     for name, knob in knobs.items():
         default = "(must be set)" if knob.default is REQUIRED else "null" if knob.default is None else str(knob.default)
-        rows.append((name, *(type_and_range(ast.unparse(knob.annotation)) if knob.annotation else ("", "")), default))
-    return table([(name, kind, default, limits, "") for name, kind, limits, default in rows])
+        kind, limits = type_and_range(ast.unparse(knob.annotation)) if knob.annotation else ("", "")
+        rows.append((name, kind, default, limits, ""))
+    return rows
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -96,13 +104,14 @@ def part(name: str, base: Base) -> Iterator[str]:
         yield of_fields(name, dataclasses.fields(SECTIONS[name]), base, f"{name}.")
     elif name in COMPONENTS or name in PRESETS:
         yield f"## {name}\n\n{base.get(name, ('', ''))[1]}\n"
-        yield from (component(name, each) for each in COMPONENTS.get(name, ()))
-        yield from map(preset, presets(name))
+        seen: dict[Row | str, str] = {}
+        yield from (component(name, each, seen) for each in COMPONENTS.get(name, ()))
+        yield preset_table(presets(name))
         yield from (_knob_part(path) for path in PARTS if path.startswith(f"{name}."))
     elif name in PARTS:
         yield _knob_part(name)
     elif (file := CONFIGS / kind / f"{rest}.yaml").is_file():
-        yield preset(file)
+        yield preset_table([file])
         yield from (component(kind, rest) for known in COMPONENTS.get(kind, {}) if known == rest)
     elif name in base:
         default, meaning = base[name]
@@ -110,7 +119,8 @@ def part(name: str, base: Base) -> Iterator[str]:
     elif having := {each: described(kind, each).knobs for each in COMPONENTS.get(kind, ())}:
         found = {each: knobs[rest] for each, knobs in having.items() if rest in knobs}
         for each, knob in found.items():
-            yield f"### {name} of {kind}={each}\n\n{of_knobs({rest: knob})}\nmore: areal-like config {kind}.{each}\n"
+            rows = table(rows_of({rest: knob}))
+            yield f"### {name} of {kind}={each}\n\n{rows}\nmore: areal-like config {kind}.{each}\n"
         if not found:
             yield component(kind, rest)
     else:
@@ -125,16 +135,19 @@ def presets(kind: str) -> list[Path]:
     return sorted((CONFIGS / kind).glob("*.yaml"))
 
 
-def preset(file: Path) -> str:
-    """A choice that is a file, e.g. `algorithm=grpo`: what it sets, and its own description."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    about = " ".join(line[1:].strip() for line in lines if line.startswith("#"))
-    text = "\n".join(line for line in lines if line and not line.startswith("#"))
-    return f"### `{file.parent.name}={file.stem}` sets\n\n{about}\n\n```yaml\n{text}\n```\n"
+def preset_table(files: Sequence[Path]) -> str:
+    """Choices that are files, e.g. `algorithm=grpo`: what each sets, and its own description."""
+    rows = []
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        about = " ".join(line[1:].strip() for line in text.splitlines() if line.startswith("#"))
+        sets = " ".join(f"{key}={value}" for key, (value, _) in said(text).items() if value)
+        rows.append(f"| `{file.parent.name}={file.stem}` | `{sets}` | {about} |\n")
+    return f"| choice | sets | |\n|---|---|---|\n{''.join(rows)}" if rows else ""
 
 
 def _knob_part(path: str) -> str:
-    return f"### {path}\n\n{of_knobs(signature(PARTS[path]).knobs)}"
+    return f"### {path}\n\n{table(rows_of(signature(PARTS[path]).knobs))}"
 
 
 def top_keys() -> list[dataclasses.Field[Any]]:
@@ -142,11 +155,11 @@ def top_keys() -> list[dataclasses.Field[Any]]:
 
 
 def reference() -> str:
-    """All parts, as `docs/config.md` has them."""
+    """All parts as one page, which `docs/hooks.py` adds to the site."""
     base = said((CONFIGS / "base.yaml").read_text(encoding="utf-8"))
     head = (
         "# Keys of a config\n\n"
-        "Generated by `areal-like config --markdown docs/config.md` from the code and `configs/base.yaml`. "
+        "Generated from the code and `configs/base.yaml`; `areal-like config PART` shows a part of it. "
         "A component is written `{name: NAME, knob: value}`, or by overrides `loss=ppo loss.clip=0.1`.\n"
     )
     parts = [text for name in (*SECTIONS, *COMPONENTS, *PRESETS) for text in part(name, base)]

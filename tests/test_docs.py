@@ -23,7 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_site_has_every_page(site: Path) -> None:
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"dev-log"}
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"dev-log"} | {"config"}
     assert not {name for name in pages if not (site / name / "index.html").is_file()}
     assert "areal_like" in (site / "index.html").read_text()
 
