@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from actors.failures import Failures, check_rewards
-from actors.resumption import Recorder
+from actors.recorder import Recorder
 from actors.reward_pool import NoReward
 from areal_like.interfaces import RewardFunction, RolloutEngine, Workflow
-from areal_like.partial import PartialSample
 from areal_like.sampling import stream_key
 from areal_like.stops import Stops
 from areal_like.types import Group, Lease, Limits, Prompt, Sample
@@ -63,7 +62,7 @@ class Answers:
     async def _answers(self, leases: list[Lease]) -> dict[int, Group]:
         """Lease → its sample, as a group; without those that failed or were rejected. Their group reward sees all."""
         prompt = self.stops.cut(self.sets[leases[0].split].prompt(leases[0].row))
-        recorders = [Recorder(self.engine, self.sets[each.split].reward, PartialSample()) for each in leases]
+        recorders = [Recorder(self.engine, self.sets[each.split].reward) for each in leases]
         named = [(f"e{lease.group_id}", recorder) for lease, recorder in zip(leases, recorders, strict=True)]
         self.open |= {lease.group_id: named for lease in leases}
         asked = [self._answer(prompt, *each) for each in zip(leases, recorders, strict=True)]

@@ -10,7 +10,7 @@ A lease moves when one of its samples gets a token, an answer or a score, and al
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from actors.resumption import Recorder
+from actors.recorder import Recorder
 
 MOST_REPORTED = 500
 """Leases per heartbeat: more would not fit into the message. The others come with the next one."""

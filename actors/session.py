@@ -50,7 +50,7 @@ class Session:
         match message := received.message:
             case messages.Lease():
                 if self.welcomed:  # otherwise it is from the session before: others have it, or will
-                    self.worker.start(message.leases, self.client.carried(message, received.payloads))
+                    self.worker.start(message.leases)
             case messages.Announce():
                 self.subscriber.announce(message.manifest)
             case messages.Pushed():

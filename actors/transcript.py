@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from actors.resumption import merged
 from areal_like.interfaces import Codec
 from areal_like.models.experts import joined_experts
-from areal_like.types import Completion, Finish, Limits, Runs, Sample
+from areal_like.types import Completion, Finish, Limits, Runs, Sample, merged
 
 
 @dataclass(slots=True)

@@ -14,7 +14,6 @@ from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from actors.credit import Credit
@@ -22,18 +21,16 @@ from actors.failures import CRASHES, Failures, check_rewards, printable, reason_
 from actors.group_rewards import GroupRewards
 from actors.heldout import Answers, Heldout
 from actors.progress import Progress
-from actors.resumption import Recorder
+from actors.recorder import Recorder
 from actors.reward_pool import NoReward, RewardError
 from actors.workflows import with_filler
 from areal_like.interfaces import RewardFunction, RolloutEngine, Task, Workflow
-from areal_like.partial import CarriedSamples, PartialSample
 from areal_like.run.spans import Busy, Spans
 from areal_like.sampling import stream_key
 from areal_like.stops import NO_STOPS, Stops
 from areal_like.types import Group, Lease, Limits, Prompt, Sample
 from areal_like.wire import messages
 from areal_like.wire.actor_client import ActorClient
-from areal_like.wire.groups import encode_partial
 
 log = logging.getLogger(__name__)
 RESAMPLES = 2
@@ -57,12 +54,11 @@ class _Running:
     """A training group: its task, those of its samples, and the recorder of each sample, by request."""
 
     lease: Lease
-    carried: CarriedSamples
     task: asyncio.Task | None = None
     samples: list[asyncio.Task] = field(default_factory=list)
     recorders: dict[str, Recorder] = field(default_factory=dict)
     handed_back: bool = False
-    cut: list[PartialSample] = field(default_factory=list)  # started samples that the group does not wait for
+    cut: list[int] = field(default_factory=list)  # tokens of started samples that the group does not wait for
     redrawn: list[str] = field(default_factory=list)  # the reason of each sample that was drawn again
     unscored: int = 0  # samples without a reward
 
@@ -72,10 +68,10 @@ class _Running:
         need = min(self.lease.need, self.lease.launch - self.unscored)
         return need if need >= min(2, self.lease.need) else math.inf
 
-    def partial_samples(self) -> dict[int, PartialSample]:
-        """The tokens of each started sample, here or under an earlier lease."""
-        begun = {int(request.partition("/")[2]): each.record for request, each in self.recorders.items()}
-        return self.carried.samples | begun
+    @property
+    def lengths(self) -> list[tuple[int, bool]]:
+        """Tokens of each started sample, and whether it was cut."""
+        return [(each.tokens, each.cut) for each in self.recorders.values() if each.tokens]
 
 
 class Worker:
@@ -107,8 +103,8 @@ class Worker:
         self._leaving = False
         self.started_at: float | None = None
 
-    def start(self, leases: list[Lease], carried: Mapping[int, CarriedSamples] = MappingProxyType({})) -> None:
-        """Start work on leases; some carry an unfinished group. Returns at once."""
+    def start(self, leases: list[Lease]) -> None:
+        """Start work on leases. Returns at once."""
         if self._leaving:
             return
         self.started_at = self.started_at or time.monotonic()
@@ -117,7 +113,7 @@ class Worker:
             if lease.split == "train":
                 self.credit.lease(lease.launch)
                 self.cancel([lease.group_id])  # what an earlier session has left of it
-                group = self._groups[lease.group_id] = _Running(lease, carried.get(lease.group_id, CarriedSamples()))
+                group = self._groups[lease.group_id] = _Running(lease)
                 group.task = asyncio.ensure_future(self._run_group(group))
                 group.task.add_done_callback(partial(self._forget, group))
             else:
@@ -138,7 +134,7 @@ class Worker:
         task.add_done_callback(self._errands.discard)
 
     def cancel(self, group_ids: list[int], hand_back: bool = False) -> None:
-        """End leases before the engine's next decode step. Their tokens are lost or, with `hand_back`, handed back."""
+        """End leases before the engine's next decode step. With `hand_back`, report how long their samples had got."""
         if hand_back:
             self._run_errand(self.hand_back(group_ids))
             return
@@ -151,7 +147,7 @@ class Worker:
                 group.task.cancel()
 
     async def hand_back(self, group_ids: Iterable[int] | None = None, *, leaving: bool = False) -> None:
-        """Interrupt groups (None: all) within a decode step; hand back their tokens. `leaving`: take no more leases."""
+        """End groups (None: all) within a decode step, and report it. `leaving`: take no more leases."""
         self._leaving |= leaving
         wanted = self._groups if group_ids is None else group_ids
         groups = [self._groups[each] for each in wanted if each in self._groups]
@@ -162,15 +158,12 @@ class Worker:
         for group in groups:
             assert group.task is not None
             group.task.cancel()
-        ids, encoded = [group.lease.group_id for group in groups], []
-        for number, group in zip(ids, groups, strict=True):
-            encoded.append(encode_partial(number, group.partial_samples(), group.carried.digests | self.digests))
-        self.client.hand_back(ids, [each for each in encoded if each], leaving)
+        self.client.hand_back({group.lease.group_id: group.lengths for group in groups}, leaving)
         for errand in self._errands if leaving else ():
             errand.cancel()  # the buffer gets no more of them
 
     async def _stop(self, recorders: Mapping[str, Recorder]) -> None:
-        """End requests within a decode step, and wait until their tokens are in their records."""
+        """End requests within a decode step, and wait until their tokens are counted."""
         for recorder in recorders.values():
             recorder.close()
         self.engine.abort(recorders)
@@ -232,11 +225,9 @@ class Worker:
 
     def _push(self, group: _Running, samples: list[Sample], seconds: float) -> None:
         versions = {version for sample in samples for version, _ in sample.runs}
-        known = group.carried.digests | self.digests
-        digests = {version: known[version] for version in versions}
+        digests = {version: self.digests[version] for version in versions}
         if group.cut or group.redrawn:
-            cut = [each.length for each in group.cut]
-            self.client.send(messages.LeftOut(group.lease.group_id, cut, group.redrawn))
+            self.client.send(messages.LeftOut(group.lease.group_id, group.cut, group.redrawn))
         if counted := getattr(self.engine, "step_costs", None):
             counted.lengths.append([sample.response_length for sample in samples])
         missing = group.lease.need - len(samples)
@@ -276,8 +267,7 @@ class Worker:
         requests = [f"{group.lease.group_id}/{index}" for index in indices]
         found = {request: group.recorders[request] for request in requests if request in group.recorders}
         await self._stop(found)
-        begun = [recorder.record for recorder in found.values() if recorder.record.length]
-        group.cut = sorted(begun, key=lambda record: record.length)
+        group.cut = sorted(recorder.tokens for recorder in found.values() if recorder.tokens)
 
     def _spawn_sample(self, group: _Running, prompt: Prompt, index: int) -> asyncio.Task:
         sample = asyncio.ensure_future(self._run_sample(group, prompt, index))
@@ -290,10 +280,10 @@ class Worker:
     async def _run_sample(self, group: _Running, prompt: Prompt, index: int) -> Sample | None:
         """Roll out a sample. After a crash of its reward, agent or environment draw another, with other random
         numbers."""
-        attempt, record = 0, group.carried.samples.get(index) or PartialSample()
+        attempt = 0
         while True:
             try:
-                sample = await self._try_sample(group, prompt, index, attempt, record)
+                sample = await self._try_sample(group, prompt, index, attempt)
                 self.failures.ended()
                 return sample
             except NoReward:
@@ -304,19 +294,17 @@ class Worker:
                 if attempt == RESAMPLES or group.handed_back or not getattr(error, "redraw", True):
                     raise
                 group.redrawn.append(crash)
-                attempt, record = attempt + 1, PartialSample()
+                attempt += 1
                 self.failures.redrawn += isinstance(error, RewardError)
                 log.warning("group %d: sample %d is drawn again: %s", group.lease.group_id, index, error)
 
-    async def _try_sample(
-        self, group: _Running, prompt: Prompt, index: int, attempt: int, record: PartialSample
-    ) -> Sample | None:
+    async def _try_sample(self, group: _Running, prompt: Prompt, index: int, attempt: int) -> Sample | None:
         group_id = group.lease.group_id
         key = stream_key(self.rollout.seed, group_id, index, *([attempt] if attempt else []))
         limits = self._limits(prompt, self.rollout.temperature, key)
         filler = prompt.filler[index % len(prompt.filler)] if prompt.filler else 0
         request = f"{group_id}/{index}"
-        recorder = group.recorders[request] = Recorder(self.engine, self.reward, record)
+        recorder = group.recorders[request] = Recorder(self.engine, self.reward)
         sample = await self.rollout.workflow(recorder, recorder.reward, prompt, limits, request)
         if sample:
             sample.parts = recorder.parts | sample.parts

@@ -1,9 +1,8 @@
 """Workflows: how one sample of a prompt is rolled out. One async function per style of rollout.
 
 The worker starts `lease.launch` of them at once; each calls engine and verifier, and returns a `Sample`. None rejects
-the sample, an error fails it, never the run; the worker counts both. Another actor may continue an interrupted sample:
-the workflow starts again there, and earlier answers of engine and verifier are repeated (`actors.resumption`). So it
-may depend only on its arguments and those answers.
+the sample, an error fails it, never the run; the worker counts both. A group that loses its actor starts again on
+another one.
 """
 
 from dataclasses import replace
@@ -11,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from actors.resumption import merged
 from actors.transcript import Transcript
 from areal_like.interfaces import RewardFunction, RolloutEngine
-from areal_like.types import Limits, Prompt, Sample
+from areal_like.types import Limits, Prompt, Sample, merged
 
 
 async def single_turn(

@@ -112,8 +112,7 @@ class Environment(Protocol):
     """A world of text, one object per episode; `reset` and `step` may be async, and must be if they take time: they
     block the whole actor until they return or await.
 
-    Built as `Environment(*, knobs)` for each sample, and once to check the knobs. Its answers must depend only on the
-    prompt and the actions: an interrupted sample is replayed up to the first other answer.
+    Built as `Environment(*, knobs)` for each sample, and once to check the knobs.
 
     Optional: `close()`, maybe async, called when the episode is over, however it ends; a class attribute `limited =
     True`: the async methods have time limits of their own, so that waiting for them does not count for

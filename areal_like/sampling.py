@@ -4,6 +4,7 @@ A counter-based generator (splitmix64's finaliser over key + position), so sched
 Inverse-CDF sampling turns the one number into a token."""
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from areal_like.weights.digest import mixed
@@ -39,3 +40,8 @@ def uniform(key: int) -> float:
 def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
     """Uniform numbers in [0, 1), float64 [n], from keys uint64 [n] and positions int64 [n]."""
     return (mixed(keys, positions + 1) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def digest_of(tokens: np.ndarray) -> int:
+    """A 64-bit hash of token ids, int [n]."""
+    return xxhash.xxh3_64_intdigest(np.asarray(tokens, np.int32).tobytes())

@@ -7,7 +7,8 @@ weights). A *run* is `(version, n)`: n consecutive tokens sampled at that versio
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,6 +16,13 @@ import numpy as np
 Finish = Literal["stop", "length", "abort", "stop_text", "stop_id"]
 """`stop`: with a token of the task's; `stop_text`, `stop_id`: with one of `sampling.stop`, `sampling.stop_ids`."""
 Runs = list[tuple[int, int]]
+
+
+def merged(runs: Runs) -> Runs:
+    """Join neighbouring runs of the same version."""
+    return [(version, sum(count for _, count in each)) for version, each in groupby(runs, key=itemgetter(0))]
+
+
 BORDER = 8
 """Tokens before a stop text that are decoded with it, since a token may hold a part of a character."""
 

@@ -11,8 +11,7 @@ from functools import partial
 
 from areal_like.wire import messages
 from areal_like.wire.frames import Frame, Payloads, WireError
-from areal_like.wire.groups import Head, check_partial, check_payload, decode_group, unpack_heads, versions_of
-from areal_like.wire.messages import PartialHead
+from areal_like.wire.groups import Head, check_payload, decode_group, unpack_heads
 from buffer.entries import Entry
 from buffer.fleet import Stats
 
@@ -79,7 +78,8 @@ def faults_of_push(
                 raise WireError(f"group {head.id}: {head.samples} samples where {entry.need} were asked for")
             if head.unscored and head.samples < 2:
                 raise WireError(f"group {head.id}: a group of one sample, without {head.unscored} that have no reward")
-            _check_digests(head.id, head.digests, entry, digests)
+            for version, digest in head.digests.items():
+                check_published(version, digest, digests, f"group {head.id}: ")
             if len(payload) != head.size:
                 raise WireError(f"group {head.id}: its payload has {len(payload)} bytes where {head.size} belong")
             check_payload(head, payload, model)
@@ -116,22 +116,11 @@ def check_credit(ended: int, leased: int) -> None:
         raise WireError(f"credit: {ended} sequences ended of {leased} leased")
 
 
-def check_hand_back(
-    heads: Sequence[PartialHead],
-    payloads: Payloads,
-    entries: Mapping[int, Entry],
-    digests: Mapping[int, str],
-    model: messages.Model | None,
-) -> None:
-    """Raises WireError if a partial group does not fit its lease, its payload or published weights."""
-    if len(heads) != len(payloads):
-        raise WireError(f"{len(payloads)} payloads for {len(heads)} partial groups")
-    for head, payload in zip(heads, payloads, strict=True):
-        check_partial(head, payload, model)
-        entry = entries.get(head.id)
-        if entry and max(versions_of(head)) >= entry.launch:
-            raise WireError(f"partial group {head.id}: it has {entry.launch} samples")
-        _check_digests(head.id, head.digests, entry, digests)
+def check_hand_back(lengths: Sequence[tuple[int, bool]], entry: Entry, limits: AnswerLimits) -> None:
+    """Raises WireError if these are not lengths of the group's samples."""
+    longest = max((tokens for tokens, _ in lengths), default=0)
+    if len(lengths) > entry.launch or longest > MOST_CONTEXTS * limits.of(entry.row, longest / MOST_CONTEXTS):
+        raise WireError(f"group {entry.id} can't have {len(lengths)} samples of up to {longest} tokens")
 
 
 def checked_answer(
@@ -160,16 +149,6 @@ def checked_answer(
     check_payload(head, payload, model)
     limits.check(head, payload, place, model.positions if model else None)
     return head, payload
-
-
-def _check_digests(
-    group_id: int, claimed: Mapping[int, str], entry: Entry | None, published: Mapping[int, str]
-) -> None:
-    """Tokens that a lease carried may have older digests: these were checked at the hand-back, maybe before a crash."""
-    carried = entry.partial.head.digests if entry and entry.partial else {}
-    for version, digest in claimed.items():
-        if digest != published.get(version) and digest != carried.get(version):
-            check_published(version, digest, published, f"group {group_id}: ")
 
 
 def check_published(version: int, digest: str, published: Mapping[int, str], where: str = "") -> None:

@@ -12,9 +12,9 @@ from areal_like.wire import messages
 from areal_like.wire.frames import Frame
 from areal_like.wire.groups import pack_heads
 from areal_like.wire.stored import load
-from buffer.entries import LEASED, UNFINISHED, Entry, PartialGroup, Stage
+from buffer.entries import LEASED, UNFINISHED, Entry, Stage
 from buffer.evaluation import Evaluation
-from buffer.events import Forget, Open, Readmit
+from buffer.events import Open, Readmit
 from buffer.gauges import Gauges
 from buffer.groups import GroupManager
 from buffer.outbox import Outbox
@@ -26,8 +26,6 @@ from buffer.shares import Shares
 from buffer.sizing import check_sizes
 
 log = logging.getLogger(__name__)
-Granted = tuple[Lease, PartialGroup | None, list[int]]
-"""A lease, the partial group that an earlier lease left, and the samples of it that this lease carries."""
 
 
 @dataclass(slots=True)
@@ -76,7 +74,7 @@ class Dispatcher:
             leases = evaluation.leases(actor.name, actor.version, to_come, now)
             if leases:
                 to_come -= 1
-                self._send_leases(actor, [(lease, None, []) for lease in leases])
+                self.peers.router.send(actor.peer, messages.Lease(leases))
 
     def admit(self, now: float) -> None:
         """Hand out leases, each to the actor with the fewest groups; among equals, to the one that joined first."""
@@ -93,11 +91,11 @@ class Dispatcher:
         share = (to_start + running) / max(1, len(at_work))
         waiting = [actor for actor in at_work if actor.version >= 0]
         able = sorted((len(store.entries.held_by(actor.name)), at, actor) for at, actor in enumerate(waiting))  # a heap
-        granted_to: dict[str, list[Granted]] = defaultdict(list)
+        granted_to: dict[str, list[Lease]] = defaultdict(list)
         while able and able[0][0] < share:
             holds, at, actor = able[0]
             entry = self._next_queued(actor, at_work)
-            sequences = entry.to_run if entry else self.scheduler.launch
+            sequences = entry.launch if entry else self.scheduler.launch
             if actor.free_slots < sequences and holds:  # an idle actor may always get a group
                 heapq.heappop(able)
                 continue
@@ -110,8 +108,8 @@ class Dispatcher:
                 heapq.heappop(able)  # what failed on this one may go to others
             else:
                 able = sorted(each for each in able if each[2].version != actor.version)
-        for name, all_granted in granted_to.items():
-            self._send_leases(self.peers.fleet.by_name[name], all_granted)
+        for name, leases in granted_to.items():
+            self.peers.router.send(self.peers.fleet.by_name[name].peer, messages.Lease(leases))
 
     def _next_queued(self, actor: Actor, at_work: list[Actor]) -> Entry | None:
         """The queued group for this actor. One that failed on it goes to another actor with weights as new, if any."""
@@ -122,18 +120,17 @@ class Dispatcher:
             return entry
         return self.groups.queued_for(actor.version, not_on=actor.name)
 
-    def _grant(self, actor: Actor, entry: Entry | None, running: int, now: float) -> Granted | None:
+    def _grant(self, actor: Actor, entry: Entry | None, running: int, now: float) -> Lease | None:
         """A lease of a queued group or, without one, of what the scheduler starts. None: this actor gets nothing."""
         if entry:
-            carried = self.groups.assign(entry, actor.name, actor.version)
+            self.groups.assign(entry, actor.name, actor.version)
         elif plan := self._next_plan(actor, running):
-            entry, carried = self._start(actor, plan, now)
+            entry = self._start(actor, plan, now)
         else:
             return None
         entry.moved_at, entry.tokens, entry.grew_at = now, 0, now
         actor.leased += entry.launch
-        lease = Lease(entry.id, entry.row, "train", entry.launch, entry.need)
-        return lease, entry.partial, sorted(carried)
+        return Lease(entry.id, entry.row, "train", entry.launch, entry.need)
 
     def _next_plan(self, actor: Actor, running: int) -> GroupPlan | None:
         store, wanted = self.groups.store, self.peers.learner.wanted
@@ -148,19 +145,20 @@ class Dispatcher:
                 return None
         return self.scheduler.admit(self._view(actor.version, running))
 
-    def _start(self, actor: Actor, plan: GroupPlan, now: float) -> tuple[Entry, dict[int, int]]:
-        """Start the group of a plan: returns it, RUNNING, and the samples that its lease carries. A slot that a group
-        left may belong to an earlier batch, whose groups have another size."""
+    def _start(self, actor: Actor, plan: GroupPlan, now: float) -> Entry:
+        """Start the group of a plan: returns it, RUNNING. A slot that was free may belong to an earlier batch, whose
+        groups have another size."""
         need = self.samples_per_batch // self.groups.bound.batches.size_at(self.groups.store.slots.next)
         if need != plan.need and not plan.redundant:
             plan = GroupPlan(math.ceil(need * plan.launch / plan.need), need, plan.deferred)
         entry = self.groups.store.entries.first_deferred if plan.deferred else None
         if entry is not None:
             self.groups.commit(Readmit(entry.id, plan.launch, plan.need))
-            return entry, self.groups.assign(entry, actor.name, actor.version)
+            self.groups.assign(entry, actor.name, actor.version)
+            return entry
         group_id, row, task = self.prompts.next()
         held = actor.name, actor.version, now
-        return self.groups.admit(group_id, row, plan.launch, plan.need, *held, plan.redundant, task), {}
+        return self.groups.admit(group_id, row, plan.launch, plan.need, *held, plan.redundant, task)
 
     def _open_batch(self) -> None:
         """Fix the size of a batch's groups before the first of them starts."""
@@ -207,20 +205,6 @@ class Dispatcher:
             fresh=to_come,
             current=version >= self.groups.bound.batch_version(steps),
         )
-
-    def _send_leases(self, actor: Actor, all_granted: list[Granted]) -> None:
-        heads, payloads = [], []
-        for lease, left, carried in all_granted:
-            if left is None:
-                continue
-            try:
-                payloads.append(load(left.payload))
-                heads.append((left.head, carried))
-            except JournalError as error:
-                log.error("group %d starts again from its prompt: %s", lease.group_id, error)
-                self.groups.commit(Forget(lease.group_id))
-        leases = [lease for lease, _, _ in all_granted]
-        self.peers.router.send(actor.peer, messages.Lease(leases, heads), payloads)
 
     def revoke(self) -> None:
         """Send the cancels of groups that became too old or lost their place in the round."""

@@ -1,17 +1,13 @@
 """The active groups: each with its stage, slot, lease and payload; and their index by stage, holder and slot."""
 
 import heapq
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
 from itertools import chain
 
 import msgspec
 
-from areal_like.wire.groups import Head, versions_of
-from areal_like.wire.messages import PartialHead
+from areal_like.wire.groups import Head
 from areal_like.wire.stored import Payload
 
 NO_SLOT = -1
@@ -35,38 +31,6 @@ LEASED = (Stage.RUNNING, Stage.REDUNDANT, Stage.RECALLED)
 UNFINISHED = dict.fromkeys((*LEASED, Stage.QUEUED))  # a set in order
 
 
-@dataclass(frozen=True)
-class PartialGroup:
-    """The samples that an actor handed back, undecoded (see `areal_like.wire.groups`), until another lease continues
-    them. A lease may carry a sample only if the bound lets all its tokens be trained in the group's slot."""
-
-    head: PartialHead
-    payload: Payload
-
-    def usable(self, least: float) -> dict[int, int]:
-        """Sample index → version of its oldest token, for samples without a token of before `least`."""
-        return {index: min(made) for index, made in versions_of(self.head).items() if min(made) >= least}
-
-    @cached_property
-    def lengths(self) -> dict[int, tuple[int, bool]]:
-        """Sample index → response tokens so far, and whether the sample was cut; for samples that have begun."""
-        tokens = Counter[int]()
-        for call in self.head.calls:
-            tokens[call.sample] += sum(n for _, n in call.runs)
-        aborted = {call.sample for call in self.head.calls if call.finish == "abort"}
-        return {index: (count, index in aborted) for index, count in tokens.items()}
-
-    @property
-    def ended(self) -> int:
-        """Samples that have begun and were not cut."""
-        return sum(not cut for _, cut in self.lengths.values())
-
-    @property
-    def newest(self) -> int:
-        """Version of its newest token."""
-        return max(self.head.digests)
-
-
 class Entry(msgspec.Struct):
     """One active group. Times are in seconds of the monotonic clock."""
 
@@ -77,7 +41,7 @@ class Entry(msgspec.Struct):
     need: int
     stage: Stage
     actor: str = ""  # holder of its lease
-    lease_version: int = 0  # no token is older: version of the actor's weights, or of the oldest carried token
+    lease_version: int = 0  # no token is older: version of the actor's weights
     admitted_at: float = 0.0
     pushed_at: float = 0.0
     pushed: int = -1  # its place in the order of finishing
@@ -86,7 +50,6 @@ class Entry(msgspec.Struct):
     payload: Payload = b""
     pushed_by: str = ""  # the actor that pushed it
     batch: int = -1  # if SERVED
-    partial: PartialGroup | None = None  # from earlier leases, until the group is pushed
     was_deferred: bool = False
     task: str = ""  # of a mixture
     cut: tuple[int, ...] = ()  # tokens of samples that it did not wait for
@@ -101,16 +64,6 @@ class Entry(msgspec.Struct):
     deaths: int = 0  # of actors that held it and died by themselves
     failed: bool = False  # on an actor that could not roll it out
     failed_on: str = ""  # the last actor that failed, whose push was refused, or whose lease was revoked
-
-    @property
-    def size(self) -> int:
-        """Payload bytes of the group, partial ones included."""
-        return len(self.payload) + (len(self.partial.payload) if self.partial else 0)
-
-    @property
-    def to_run(self) -> int:
-        """Sequences that its next lease will run; samples that have ended need no engine."""
-        return max(1, self.launch - self.partial.ended) if self.partial else self.launch
 
     @property
     def oldest(self) -> int:

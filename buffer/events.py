@@ -9,7 +9,6 @@ from collections.abc import Callable
 import msgspec
 
 from areal_like.wire.groups import Head
-from areal_like.wire.messages import PartialHead
 from areal_like.wire.stored import Extent
 
 
@@ -39,30 +38,18 @@ class Admit(_OfGroup):
 
 
 class Lease(_OfGroup):
-    """A group that waited for a lease runs on `actor`. `version`: none of its tokens will be older. `resumes`: the
-    lease carries an earlier lease's partial group, else discarded."""
+    """A group that waited for a lease runs on `actor`. `version`: none of its tokens will be older."""
 
     actor: str
     version: int
-    resumes: bool
 
 
 class Recall(_OfGroup):
-    """The actor is asked to hand the group back."""
+    """The actor is asked to end its work on the group and hand it back."""
 
 
 class Requeue(_OfGroup):
-    """The group needs another lease: its rollout is lost, too old or unreadable."""
-
-
-class HandBack(_OfGroup):
-    """The actor stops work on the group. Its samples (`head`, `wire.groups`, and the payload) replace the lease's."""
-
-    head: PartialHead
-
-
-class Forget(_OfGroup):
-    """The partial group of an earlier lease can't be read any more."""
+    """The group needs another lease: its rollout is lost, broken off, too old or unreadable."""
 
 
 class LeaveOut(_OfGroup):
@@ -180,7 +167,6 @@ class Held(msgspec.Struct, array_like=True):
     was_deferred: bool
     head: Head | None
     stored: Extent | None
-    left: tuple[PartialHead, Extent] | None
     task: str = ""
 
 
@@ -201,7 +187,7 @@ class Snapshot(_Record):
 
 
 Event = (
-    Admit | Lease | Recall | Requeue | HandBack | Forget | LeaveOut | Push | Place | Defer | Readmit | Drop
+    Admit | Lease | Recall | Requeue | LeaveOut | Push | Place | Defer | Readmit | Drop
     | Filter | Open | Settle | Serve | Unserve | Finish | Replan | ServeAgain | Begin | Branch | Snapshot
 )  # fmt: skip
 

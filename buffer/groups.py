@@ -3,7 +3,6 @@
 No I/O; time is passed in. All changes go through `GroupManager.commit`, and so the journal.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from areal_like.wire.groups import Head
 from areal_like.wire.stored import Payload
 from buffer import events, policies
 from buffer.batching import Ages, BatchPolicy, Chooser
-from buffer.entries import LEASED, NO_SLOT, UNFINISHED, Entries, Entry, PartialGroup, Stage
+from buffer.entries import LEASED, NO_SLOT, UNFINISHED, Entries, Entry, Stage
 from buffer.injection import FixedAge
 from buffer.staleness import Bound, Slots
 from buffer.store import Store
@@ -108,19 +107,10 @@ class GroupManager:
             entry = min(found, key=lambda entry: entry.slot, default=None)
         return entry if entry and self.bound.admits(entry.slot, version) else None
 
-    def assign(self, entry: Entry, actor: str, version: int) -> dict[int, int]:
-        """A QUEUED group runs on an actor that holds `version`. Returns the samples of earlier leases that the lease
-        carries (see `usable`). A partial group without such a sample is discarded."""
-        carried = self.usable(entry)
-        self.commit(events.Lease(entry.id, actor, min([version, *carried.values()]), bool(carried)))
+    def assign(self, entry: Entry, actor: str, version: int) -> None:
+        """A QUEUED group runs on an actor that holds `version`."""
+        self.commit(events.Lease(entry.id, actor, version))
         self.ages.note(entry)
-        return carried
-
-    def usable(self, entry: Entry) -> dict[int, int]:
-        """The samples of earlier leases that a lease may carry: sample → version of its oldest token."""
-        masks = self.staleness_policy == "mask_tokens"  # any token may be in the slot: old ones are not trained
-        carried = entry.partial.usable(-math.inf if masks else self.bound.oldest(entry.slot)) if entry.partial else {}
-        return {index: oldest for index, oldest in carried.items() if index < entry.launch}
 
     def recall(self, group_id: int) -> None:
         """Ask a group's actor to hand the group back (`take_cancels`)."""
@@ -129,15 +119,8 @@ class GroupManager:
             self.commit(events.Recall(group_id))
             self._cancels.append((entry.actor, group_id, True))
 
-    def hand_back(self, group_id: int, left: PartialGroup | None) -> None:
-        """The actor stops working on the group. `left`: what it has sampled; replaces what the lease carried."""
-        if left:
-            self.commit(events.HandBack(group_id, left.head), left.payload)
-        else:
-            self.requeue(group_id)
-
     def requeue(self, group_id: int) -> None:
-        """A leased or WAITING group needs another lease: its rollout, but for `Entry.partial`, is void."""
+        """A leased or WAITING group needs another lease: its rollout is void."""
         self.commit(events.Requeue(group_id))
 
     def drop(self, group_id: int, reason: str, detail: str = "") -> None:
@@ -203,7 +186,7 @@ class GroupManager:
         for this batch, and all later ones, is the `staleness_policy`:
 
             drop         it leaves as "stale", running or not
-            requeue      it is rolled out again, but for samples that are young enough
+            requeue      it is rolled out again
             mask_tokens  it is served while any token is young enough; older tokens are not trained (`oldest_allowed`)
             wait         this never happens: an earlier batch waits until the group is ready, and takes it
         """
@@ -254,9 +237,6 @@ class GroupManager:
             if entry.stage in LEASED:
                 if self.staleness_policy == "wait":
                     continue  # its actor may have had newer weights when the group began
-                if self.staleness_policy == "requeue":
-                    self.recall(entry.id)  # samples that waited for a place in the engine are younger than the lease
-                    continue
                 self._cancels.append((entry.actor, entry.id, False))
             if self.staleness_policy == "requeue":
                 self.requeue(entry.id)

@@ -14,7 +14,7 @@ from areal_like.config.run_config import Config
 from areal_like.interfaces import Task
 from areal_like.run import checkpoints
 from areal_like.run.process import Role, run_role
-from areal_like.run.run_folder import CONFIG, NEXT, data_of
+from areal_like.run.run_folder import CONFIG, NEXT
 from areal_like.tasks.heldout import sets_of
 from areal_like.types import Prompt
 from areal_like.wire.bus import Router
@@ -59,8 +59,6 @@ def restore(role: Role, groups: GroupManager) -> tuple[int, Journal | None]:
     check_payloads(folder, groups.store.payloads())
     if found:
         log.info("restored from the journal: %s; the learner continues at batch %d", groups.store.ledger(), steps)
-    if has_other_rows(role.run):
-        recovery.forget_partial(groups)
     if why := other_settings(role.run):
         redone = recovery.branch_off(groups, steps, why)
         log.info("from batch %d on %s: %d groups of later weights are rolled out again", steps, why, redone)
@@ -74,12 +72,6 @@ def other_settings(run: Path) -> str:
         return ""
     before, now = configs.load_resolved(run / CONFIG), configs.load_resolved(pending)
     return ", ".join(configs.differences(before, now, ["learner"]))
-
-
-def has_other_rows(run: Path) -> bool:
-    """Does a resume find other rows than the earlier start?"""
-    now = data_of(run / NEXT)
-    return bool(now) and now != data_of(run)
 
 
 def restore_scheduler(scheduler: Scheduler, groups: GroupManager, gauges: Gauges) -> None:

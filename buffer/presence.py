@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from areal_like.wire import messages
-from areal_like.wire.frames import Payloads, WireError
+from areal_like.wire.frames import WireError
 from areal_like.wire.link import BusError
-from buffer.checks import RolloutsFail, check_hand_back
-from buffer.entries import LEASED, PartialGroup, Stage
+from buffer.checks import AnswerLimits, RolloutsFail, check_hand_back
+from buffer.entries import LEASED, Stage
 from buffer.evaluation import Evaluation
 from buffer.gauges import Gauges
 from buffer.groups import GroupManager
@@ -124,25 +124,23 @@ class Presence:
         self.evaluation.lost(actor.name)
         self.peers.fleet.leave(actor)
 
-    def hand_back(self, actor: Actor, message: messages.HandBack, payloads: Payloads) -> None:
-        """The leases of an actor that leaves, or of recalled groups, end, even if the partial groups are refused."""
-        heads, left, entries = message.partials, dict[int, PartialGroup](), self.groups.store.entries
-        ids = sorted(entries.held_by(actor.name).keys() & set(message.ids))
-        fault: WireError | None = None
-        try:
-            check_hand_back(heads, payloads, entries, self.peers.weights.digests, self.peers.learner.model)
-            left = {head.id: PartialGroup(head, part) for head, part in zip(heads, payloads, strict=True)}
-        except WireError as error:
-            fault = error
-        for group_id in ids:
-            entry, partial = entries[group_id], left.get(group_id)
+    def hand_back(self, actor: Actor, message: messages.HandBack, limits: AnswerLimits) -> None:
+        """The leases of an actor that leaves, or of recalled groups, end, even if the lengths are refused."""
+        held, fault = self.groups.store.entries.held_by(actor.name), None
+        ended = [held[group_id] for group_id in sorted(held.keys() & message.lengths.keys())]
+        for entry in ended:
+            lengths = message.lengths[entry.id]
             actor.failed += not message.leaving and entry.stage is not Stage.RECALLED
-            if partial and entry.stage is Stage.RECALLED and self.gauges.measures_lengths:
-                tokens, cut = zip(*partial.lengths.values(), strict=True)
-                self.gauges.seen.append(GroupLengths(tokens, cut).of(entry.launch))
-            self.groups.hand_back(group_id, partial)
+            try:
+                check_hand_back(lengths, entry, limits)
+                if lengths and entry.stage is Stage.RECALLED and self.gauges.measures_lengths:
+                    tokens, cut = zip(*lengths, strict=True)
+                    self.gauges.seen.append(GroupLengths(tokens, cut).of(entry.launch))
+            except WireError as error:
+                fault = error
+            self.groups.requeue(entry.id)
         if message.leaving:
-            log.info("%s leaves; %d of its %d groups had begun", actor.name, len(left), len(ids))
+            log.info("%s leaves; its %d groups go to others", actor.name, len(ended))
             self.remove(actor)
         if fault:
             raise fault

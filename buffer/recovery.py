@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from areal_like.wire.stored import Read
 from buffer.entries import Stage
-from buffer.events import Begin, Branch, Finish, Forget, Serve, ServeAgain, Snapshot
+from buffer.events import Begin, Branch, Finish, Serve, ServeAgain, Snapshot
 from buffer.groups import GroupManager, Recorder, record_nothing
 from buffer.journal import Record
 from buffer.segment_file import JournalError
@@ -77,21 +77,11 @@ def restore(
     groups.begin(next_batch)
 
 
-def forget_partial(groups: GroupManager) -> None:
-    """Unfinished samples continue no other prompt."""
-    for entry in list(groups.store.entries.values()):
-        if entry.partial:
-            groups.commit(Forget(entry.id))
-
-
 def branch_off(groups: GroupManager, batch: int, why: str) -> int:
     """From `batch` on the learner has other settings (`why`). Requeue samples of versions after that batch's, with any
     bound: those weights will not exist again. Returns the number of groups."""
     groups.commit(Branch(batch, why))
     version, entries = groups.bound.batch_version(batch), groups.store.entries
-    for entry in list(entries.values()):
-        if entry.partial and entry.partial.newest > version:
-            groups.commit(Forget(entry.id))
     too_new = [entry.id for entry in entries.of(Stage.WAITING) if entry.newest > version]
     for group_id in too_new:
         groups.requeue(group_id)

@@ -18,8 +18,7 @@ class SyncScheduler(Scheduler):
     of the data rounds empty the queue. We differ from the paper: `oversample_responses` is 1 by default,
     since closing a group at its first responses favours short answers *within* a prompt; it applies in short rounds.
 
-    A group that was cut starts again on the weights of its new round: strictly on-policy. With `max_staleness` above 0
-    it continues from tokens that are up to `max_staleness` versions old, off-policy.
+    A group that was cut starts again on the weights of its new round: training is strictly on-policy.
     """
 
     def __init__(
@@ -32,12 +31,8 @@ class SyncScheduler(Scheduler):
     ):
         super().__init__(sizing, oversample_responses)
         self.oversample_prompts = oversample_prompts
-        if max_staleness != int(max_staleness) or (max_staleness and oversample_prompts == 1):
-            raise ValueError(
-                f"scheduler.max_staleness={max_staleness}: mode=sync allows 0 only. A larger bound needs "
-                "scheduler.oversample_prompts above 1, whose cut groups continue later; for stale data use mode=async"
-            )
-        self.max_staleness = max_staleness
+        if max_staleness:
+            raise ValueError(f"scheduler.max_staleness: got {max_staleness:g}, expected 0; hint: mode=async")
         self.groups, self.long = 0, False
         if oversample_prompts > 1:
             self.remembered = (*self.remembered, "groups", "long")

@@ -22,7 +22,7 @@ import xxhash
 
 from areal_like.wire.stored import Bytes, Extent, Payload, Stored, load
 
-FORMAT = 15
+FORMAT = 16
 """Version of the records (`buffer.events`) and of their layout in a file. A run of another format is refused."""
 MAGIC = b"areal-journal-%d\n" % FORMAT
 MAX_FIELDS_BYTES, MAX_PAYLOAD_BYTES = 1 << 30, 1 << 32

@@ -187,7 +187,7 @@ class Server:
             case messages.Failed():
                 self._on_failed(actor, message)
             case messages.HandBack():
-                self.presence.hand_back(actor, message, payloads)
+                self.presence.hand_back(actor, message, self.limits)
             case messages.Relay(endpoint, key):
                 self.fleet.tree.join(actor.name, endpoint, key)
 

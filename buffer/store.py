@@ -3,10 +3,10 @@
     Admit ────► RUNNING ───Push───► WAITING ───Serve──► SERVED ───Finish──► (gone: counted as trained)
                  │   ▲               │   ▲                │
          Requeue │   │ Lease         │   └────Unserve─────┘
-        HandBack ▼   │               │
+                 ▼   │               │
                 QUEUED ◄──Requeue────┘        Drop, Filter: from any stage ──► (gone: counted by reason)
 
-    RUNNING ──Recall──► RECALLED ──HandBack──► QUEUED       the group is broken off
+    RUNNING ──Recall──► RECALLED ──Requeue──► QUEUED        the group is broken off
 
 A scheduler may start *redundant* groups: more than a batch has places. They run without a slot (NO_SLOT). A finished
 redundant group takes the slot of an unfinished group (Place), which then is redundant itself. A group that can no
@@ -30,12 +30,12 @@ from collections.abc import Callable
 
 from areal_like.wire.stored import Extent, Payload, Read, Stored
 from buffer import events
-from buffer.entries import NO_SLOT, UNFINISHED, Entries, Entry, PartialGroup, Stage
+from buffer.entries import NO_SLOT, UNFINISHED, Entries, Entry, Stage
 from buffer.ledger import Counts, Ledger
 from buffer.staleness import Bound, Slots
 
 _COPIED = ("pushes", "staleness_max", "scheduler", "decided", "planned")
-_OF_ENTRY = tuple(name for name in events.Held.__struct_fields__ if name not in ("stored", "left"))
+_OF_ENTRY = tuple(name for name in events.Held.__struct_fields__ if name != "stored")
 """Fields of the store, and of an entry, that a snapshot has under the same names."""
 
 
@@ -73,8 +73,7 @@ class Store:
 
     def payloads(self) -> list[Stored]:
         """All payloads of groups that are in the journal."""
-        held = [each for e in self.entries.values() for each in (e.payload, e.partial.payload if e.partial else b"")]
-        return [each for each in held if isinstance(each, Stored)]
+        return [entry.payload for entry in self.entries.values() if isinstance(entry.payload, Stored)]
 
     def _admit(self, event: events.Admit, _: Payload, now: float) -> None:
         slot, stage = (NO_SLOT, Stage.REDUNDANT) if event.redundant else (self.slots.take(), Stage.RUNNING)
@@ -86,8 +85,6 @@ class Store:
 
     def _lease(self, event: events.Lease, *_: object) -> None:
         entry = self.entries[event.id]
-        if not event.resumes:
-            self._set_partial(entry, None)
         entry.actor, entry.lease_version, entry.cut = event.actor, event.version, ()
         if event.actor not in ("", *entry.holders):
             entry.holders = (*entry.holders, event.actor)
@@ -96,11 +93,7 @@ class Store:
     def _recall(self, event: events.Recall, *_: object) -> None:
         self.entries.move(self.entries[event.id], Stage.RECALLED)
 
-    def _handback(self, event: events.HandBack, payload: Payload, _: float) -> None:
-        self._set_partial(self.entries[event.id], PartialGroup(event.head, payload))
-        self._requeue(event)
-
-    def _requeue(self, event: events.Requeue | events.HandBack, *_: object) -> None:
+    def _requeue(self, event: events.Requeue, *_: object) -> None:
         """The group's lease, or its push, is void. A group without a slot is deferred."""
         entry = self.entries[event.id]
         self.bytes -= len(entry.payload)
@@ -110,16 +103,11 @@ class Store:
         else:
             self.entries.move(entry, Stage.QUEUED)
 
-    def _forget(self, event: events.Forget, *_: object) -> None:
-        self._set_partial(self.entries[event.id], None)
-
     def _leaveout(self, event: events.LeaveOut, *_: object) -> None:
         self.entries[event.id].cut = event.cut
 
     def _push(self, event: events.Push, payload: Payload, now: float) -> None:
         entry = self.entries[event.head.id]
-        if entry.partial:
-            self._set_partial(entry, None)
         entry.head, entry.payload, entry.pushed_by = event.head, payload, event.actor
         entry.pushed_at, entry.version_at_push, entry.pushed = now, event.version, self.pushes
         self.entries.move(entry, Stage.WAITING)
@@ -161,14 +149,9 @@ class Store:
 
     def _remove(self, entry: Entry, *, trained: bool = False) -> None:
         self.entries.remove(entry)
-        self.bytes -= entry.size
+        self.bytes -= len(entry.payload)
         if not trained and entry.slot != NO_SLOT:
             self.slots.release(entry.slot)
-
-    def _set_partial(self, entry: Entry, left: PartialGroup | None) -> None:
-        self.bytes -= entry.size
-        entry.partial = left
-        self.bytes += entry.size
 
     def _open(self, event: events.Open, *_: object) -> None:
         if event.scheduler is not None:
@@ -241,10 +224,8 @@ class Store:
         for held in event.groups:
             entry = Entry(**{name: getattr(held, name) for name in _OF_ENTRY}, admitted_at=now, pushed_at=now)
             entry.stage, entry.payload = Stage(entry.stage), self._stored(held.stored)
-            if held.left:
-                entry.partial = PartialGroup(held.left[0], self._stored(held.left[1]))
             self.entries.add(entry)
-        self.bytes = sum(entry.size for entry in self.entries.values())
+        self.bytes = sum(len(entry.payload) for entry in self.entries.values())
 
     def snapshot(self) -> events.Snapshot:
         """The whole store as an event. All payloads must be in the journal: the snapshot has their places."""
@@ -262,8 +243,7 @@ class Store:
 
 def _held(entry: Entry) -> events.Held:
     stored = _extent(entry.payload) if len(entry.payload) else None
-    left = (entry.partial.head, _extent(entry.partial.payload)) if entry.partial else None
-    return events.Held(**{name: getattr(entry, name) for name in _OF_ENTRY}, stored=stored, left=left)
+    return events.Held(**{name: getattr(entry, name) for name in _OF_ENTRY}, stored=stored)
 
 
 def _extent(payload: Payload) -> Extent:

@@ -1,8 +1,8 @@
 """Add actors to a running run: `areal-like join RUN --actors 8`, on any host that sees the run folder.
 
 Finds the run through its folder (rendezvous, keys). Actors join and leave at any time: they get the newest weights,
-then leases. An actor that leaves gently (Ctrl-C, SIGTERM) hands its partial groups back to the buffer; if one is
-killed, its leases go to others. Ends when the run does; with --wait it waits until the run starts or resumes.
+then leases. An actor that leaves gently (Ctrl-C, SIGTERM) hands its groups back at once; if one is killed, its
+leases go to others a little later. Ends when the run does; with --wait it waits until the run starts or resumes.
 """
 
 import argparse

@@ -31,8 +31,8 @@ from rich.table import Table
 from areal_like.config.registry import build
 from areal_like.config.run_config import ConfigError, load_resolved
 from areal_like.wire.groups import Head
-from buffer.entries import LEASED, UNFINISHED, Entry, Stage
-from buffer.events import Admit, Branch, Drop, Event, Filter, Finish, HandBack, LeaveOut, Push, Serve, Snapshot
+from buffer.entries import UNFINISHED, Entry, Stage
+from buffer.events import Admit, Branch, Drop, Event, Filter, Finish, LeaveOut, Push, Serve, Snapshot
 from buffer.journal import JournalError, Record, Recorded, scan
 from buffer.ledger import Counts
 from buffer.prompts import PromptCursor, shares_of
@@ -179,8 +179,6 @@ class Audit:
                 self._admit(event)
             case Push():
                 self._push(event.head)
-            case HandBack() if self._stage_of(event.id) not in LEASED:
-                self.find("fates", f"group {event.id} was handed back after it had been pushed, or had left")
             case Drop() | Filter():
                 self._leave(event.id, f"{'dropped' if isinstance(event, Drop) else 'filtered'}: {event.reason}")
             case Serve():

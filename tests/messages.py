@@ -7,11 +7,10 @@ import msgspec
 import numpy as np
 from msgspec import inspect
 
-from areal_like.partial import PartialSample
-from areal_like.types import Completion, Group, Lease, Sample
+from areal_like.types import Group, Sample
 from areal_like.wire import messages
-from areal_like.wire.groups import encode_group, encode_partial, pack_heads
-from areal_like.wire.messages import Batch, HandBack, Message, Push
+from areal_like.wire.groups import encode_group, pack_heads
+from areal_like.wire.messages import Batch, Message, Push
 
 
 def value_of(kind: inspect.Type, chance: random.Random) -> Any:
@@ -61,14 +60,9 @@ def with_groups(chance: random.Random) -> list[tuple[Message, list[bytes]]]:
     """A message of each kind that holds groups, with its payloads."""
     groups = [encode_group(group_of(chance)) for _ in range(chance.randint(1, 3))]
     table, payloads = pack_heads([head for head, _ in groups]), [bytes(payload) for _, payload in groups]
-    call = Completion(np.arange(7, dtype=np.int32), np.zeros(7, np.float32), [(0, 3), (1, 4)], "abort", None)
-    left = encode_partial(3, {0: PartialSample({(5, 0): call}, {7: 0.5})}, {0: "digest", 1: "digest"})
-    assert left
     return [
         (Push(table), payloads),
         (Batch(0, 0, 0, [], table, {"reward": 0.5}, 1, [0]), payloads),
-        (HandBack([left[0].id], [left[0]], False), [bytes(left[1])]),
-        (messages.Lease([Lease(left[0].id, 0, "train", 8, 8)], [(left[0], [0])]), [bytes(left[1])]),
     ]
 
 

@@ -17,7 +17,7 @@ from actors.agents.conversation import Conversation
 from actors.agents.endpoint import endpoint
 from actors.agents.programs import AgentError, Reward, play
 from actors.measures import AGENTS
-from actors.resumption import limited
+from actors.recorder import limited
 from areal_like.interfaces import RewardFunction, RolloutEngine
 from areal_like.types import Limits, Prompt, Sample
 

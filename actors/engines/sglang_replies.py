@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from actors.resumption import merged
 from areal_like.models.experts import Routing, joined_experts
-from areal_like.types import Completion, Finish, Limits, Runs
+from areal_like.types import Completion, Finish, Limits, Runs, merged
 
 NEUTRAL = {
     "top_p": 1.0,

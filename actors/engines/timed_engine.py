@@ -10,10 +10,9 @@ from typing import Annotated, Literal
 import numpy as np
 
 from actors.engines.decode_clock import AnswerLengths, DecodeClock, DecodeCost, Load, TimedRequest
-from areal_like.sampling import uniforms
+from areal_like.sampling import digest_of, uniforms
 from areal_like.types import Completion, Finish, Limits
 from areal_like.weights.replica import Update
-from areal_like.wire.groups import digest_of
 
 _TOKEN_IDS = 8
 """Made-up responses use the ids 0..7, stop tokens excepted."""

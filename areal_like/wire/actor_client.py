@@ -6,16 +6,15 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from areal_like.partial import CarriedSamples
 from areal_like.types import Group
 from areal_like.wire import messages
 from areal_like.wire.bus import AsyncDealer
-from areal_like.wire.frames import Frame, Payloads
-from areal_like.wire.groups import Head, decode_partial, encode_group, pack_heads
-from areal_like.wire.messages import Message, PartialHead
+from areal_like.wire.frames import Frame
+from areal_like.wire.groups import Head, encode_group, pack_heads
+from areal_like.wire.messages import Lengths, Message
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 5.0
@@ -84,14 +83,12 @@ class ActorClient:
         for group_id in ids:
             self._unacknowledged.pop(group_id, None)
 
-    def hand_back(self, ids: Iterable[int], partials: Iterable[tuple[PartialHead, Frame]], leaving: bool) -> None:
-        """Return leases unfinished; `partials` hold the tokens sampled for some of them (`encode_partial`)."""
-        left, found = list(ids), {head.id: (head, payload) for head, payload in partials}
+    def hand_back(self, lengths: Mapping[int, Lengths], leaving: bool) -> None:
+        """Return leases unfinished, with the lengths of their samples."""
+        left = list(lengths)
         while True:
             some, left = left[:MAX_GROUPS_PER_PUSH], left[MAX_GROUPS_PER_PUSH:]
-            pairs = [found[group_id] for group_id in some if group_id in found]
-            message = messages.HandBack(some, [head for head, _ in pairs], leaving and not left)
-            self.dealer.send(message, [payload for _, payload in pairs])
+            self.send(messages.HandBack({group_id: lengths[group_id] for group_id in some}, leaving and not left))
             if not left:
                 return
 
@@ -103,12 +100,6 @@ class ActorClient:
         (sample,), (head, payload) = answer.samples, encode_group(answer)
         facts = float(sample.reward), sample.oldest_version, sample.newest_version, sample.response_length
         self.dealer.send(messages.Evaluated(lease_id, *facts, pack_heads([head])), [payload])
-
-    @staticmethod
-    def carried(lease: messages.Lease, payloads: Payloads) -> dict[int, CarriedSamples]:
-        """Partial samples in the leases of a message, by group."""
-        pairs = zip(lease.partials, payloads, strict=True)
-        return {head.id: decode_partial(head, payload, usable) for (head, usable), payload in pairs}
 
     def close(self) -> None:
         self._push_ready()

@@ -7,31 +7,24 @@ many groups takes a few NumPy calls, and a group's part of the table is forwarde
 
 A payload is flat, one column after the other: tokens int32 of prompts and responses | of response tokens logprobs
 float32 and loss masks uint8 | places of turns int32 | rewards of turns float64 | experts (`models.experts`). A prompt
-that several samples in a row share is sent once. The buffer looks only at the least and the greatest number of each.
-
-A partial group is the unfinished part of a group that an actor hands back, and that the next lease of it carries. A
-workflow depends only on the answers of the engine and the verifier, so only these are kept (`PartialSample`). The next
-actor starts the workflow again: it answers finished calls from the record, and continues the interrupted one at its
-next token, in the same stream of random numbers. Its columns are tokens, logprobs and maybe experts, call by call."""
+that several samples in a row share is sent once. The buffer looks only at the least and the greatest number of each."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import ArrayLike
 
 from areal_like.models.experts import NONE, Shape, is_shape, shape_of, width
-from areal_like.partial import CarriedSamples, PartialSample
 from areal_like.rewards import LARGEST_REWARD
-from areal_like.types import Completion, Finish, Group, Runs, Sample
+from areal_like.types import Finish, Group, Runs, Sample
 from areal_like.wire.frames import Frame, WireError
-from areal_like.wire.messages import Model, PartialCall, PartialHead, Table
+from areal_like.wire.messages import Model, Table
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -430,89 +423,3 @@ def _turn_rewards(
     pairs = list(zip(places.tolist(), rewards.tolist(), strict=True))
     ends = np.cumsum(counts).tolist()
     return [pairs[end - count : end] for end, count in zip(ends, counts, strict=True)]
-
-
-# Partial groups
-
-
-def digest_of(tokens: np.ndarray) -> int:
-    """A 64-bit hash of token ids, int [n]."""
-    return xxhash.xxh3_64_intdigest(np.asarray(tokens, np.int32).tobytes())
-
-
-def encode_partial(
-    group_id: int, samples: Mapping[int, PartialSample], digests: Mapping[int, str]
-) -> tuple[PartialHead, bytearray] | None:
-    """A partial group's head and its payload, or None if no token was sampled. `digests` has at least the versions that
-    made the tokens. A call whose tokens, logprobs and runs do not fit together is left out."""
-    begun = [(index, *key, call) for index, sample in samples.items() for key, call in sample.calls.items()]
-    begun = [each for each in begun if _is_whole(each[-1])]
-    if not begun:
-        return None
-    kept = [call for *_, call in begun]
-    shape = shape_of([call.experts for call in kept])
-    positions = [0 if shape == NONE or call.experts is None else len(call.experts) for call in kept]
-    calls = [PartialCall(*each[:3], each[3].finish, each[3].runs, n) for each, n in zip(begun, positions, strict=True)]
-    made = {call.sample: samples[call.sample] for call in calls}
-    scores = [(index, *score) for index, sample in made.items() for score in sample.scores.items()]
-    parts = [(index, *each) for index, sample in made.items() for each in sample.parts.items()]
-    found = {version: digests[version] for version in sorted({version for call in kept for version, _ in call.runs})}
-    head = PartialHead(group_id, calls, scores, found, shape, parts)
-    sizes = _partial_sizes(head)
-    payload = bytearray(sizes.bytes)
-    tokens, logprobs, *_, experts = columns(payload, sizes)
-    np.concatenate([np.ravel(call.tokens) for call in kept], out=tokens, casting="unsafe")
-    np.concatenate([np.ravel(call.logprobs) for call in kept], out=logprobs, casting="unsafe")
-    if shape != NONE:
-        np.concatenate([call.experts for call in kept if call.experts is not None], out=experts)
-    return head, payload
-
-
-def _is_whole(call: Completion) -> bool:
-    return 0 < np.size(call.tokens) == np.size(call.logprobs) == sum(n for _, n in call.runs)
-
-
-def _partial_sizes(head: PartialHead) -> ColumnSizes:
-    tokens = sum(n for call in head.calls for _, n in call.runs)
-    return ColumnSizes(tokens, tokens, positions=sum(call.positions for call in head.calls), experts=head.experts)
-
-
-def decode_partial(head: PartialHead, payload: Frame, usable: Collection[int]) -> CarriedSamples:
-    """The samples of `usable`. The arrays are views into `payload`."""
-    tokens, logprobs, *_, experts = columns(payload, _partial_sizes(head))
-    found: dict[int, PartialSample] = {}
-    start = place = 0
-    for call in head.calls:
-        end, until = start + sum(n for _, n in call.runs), place + call.positions
-        chosen = None if head.experts == NONE else experts[place:until]
-        answer = Completion(tokens[start:end], logprobs[start:end], call.runs, call.finish, chosen)
-        found.setdefault(call.sample, PartialSample()).calls[call.given, call.offset] = answer
-        start, place = end, until
-    for index, digest, score in head.scores:
-        found[index].scores[digest] = score
-    for index, digest, of_score in head.parts:
-        found[index].parts[digest] = of_score
-    return CarriedSamples({index: sample for index, sample in found.items() if index in usable}, dict(head.digests))
-
-
-def versions_of(head: PartialHead) -> dict[int, set[int]]:
-    """Sample → the versions that made its tokens."""
-    found: dict[int, set[int]] = {}
-    for call in head.calls:
-        found.setdefault(call.sample, set()).update(version for version, _ in call.runs)
-    return found
-
-
-def check_partial(head: PartialHead, payload: Frame, model: Model | None = None) -> None:
-    """Raises WireError unless the head's numbers agree, also with the payload, which passes `check_columns`."""
-    name, made = f"partial group {head.id}", versions_of(head)
-    sizes = _partial_sizes(head)
-    if not is_shape(head.experts):
-        raise WireError(f"{name}: experts of the shape {head.experts}")
-    if sizes.bytes != len(payload):
-        raise WireError(f"{name}: the payload's size is not that of its samples")
-    if any(index not in made for index, *_ in [*head.scores, *head.parts]):
-        raise WireError(f"{name}: a score is of a sample that has not begun")
-    if head.digests.keys() != set[int]().union(*made.values()):
-        raise WireError(f"{name}: needs the digest of each version that made it, and of no other")
-    check_columns(head.id, payload, sizes, model)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from areal_like.models.experts import NONE, Routing, Shape
+from areal_like.models.experts import Routing, Shape
 from areal_like.rewards import LARGEST_REWARD, MOST_PARTS, PART
-from areal_like.types import Finish
 from areal_like.types import Lease as OneLease
 
 MOST, MOST_STATS, MOST_HOPS, MAX_NAME, MAX_TEXT, MAX_SLOTS = 1 << 16, 128, 256, 100, 2000, 1 << 20
@@ -30,6 +29,7 @@ Parts = Annotated[dict[Annotated[str, Meta(max_length=MAX_NAME, pattern=PART)], 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 """For people, or a place."""
 Ids = Annotated[list[Count], Meta(max_length=MOST)]
+Lengths = Annotated[list[tuple[Count, bool]], Meta(max_length=MOST)]
 Names = Annotated[list[Annotated[str, Meta(max_length=MAX_NAME)]], Meta(max_length=MOST)]
 Digests = Annotated[dict[Version, Annotated[str, Meta(max_length=MOST)]], Meta(max_length=MOST)]
 """Version → digest of its weights, or several (`areal_like.wire.groups.OR`)."""
@@ -91,30 +91,6 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     probe: Probe | None = None
 
 
-class PartialCall(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """A call of a sample to the engine: `given` is the digest of the tokens that the engine got, `offset` that of its
-    `Limits`. `positions`: those that have experts."""
-
-    sample: Annotated[int, Meta(ge=0, lt=MAX_SLOTS)]
-    given: int
-    offset: Count
-    finish: Finish
-    runs: Annotated[list[tuple[Version, Annotated[int, Meta(ge=1, lt=1 << 31)]]], Meta(min_length=1, max_length=MOST)]
-    positions: Count = 0
-
-
-class PartialHead(msgspec.Struct, forbid_unknown_fields=True):
-    """The numbers of a partial group: see `areal_like.wire.groups`. `scores`: (sample, digest of a response, its
-    reward); `parts`: those of such a reward. `digests`: of the versions that made a token."""
-
-    id: Count
-    calls: Annotated[list[PartialCall], Meta(min_length=1, max_length=MOST)]
-    scores: Annotated[list[tuple[Count, int, Reward]], Meta(max_length=MOST)]
-    digests: Digests
-    experts: Shape = NONE
-    parts: Annotated[list[tuple[Count, int, Parts]], Meta(max_length=MOST)] = []
-
-
 class Hello(Message):
     """First, and after each reconnect. `slots`: sequences that an actor's engine decodes at once."""
 
@@ -161,10 +137,9 @@ class Push(Message):
 
 
 class HandBack(Message):
-    """Leases that end unfinished. `partials`, each with its payload: the tokens sampled for some of them."""
+    """Leases that end unfinished: group id → tokens of each sample that has begun, and whether it was cut."""
 
-    ids: Ids
-    partials: Annotated[list[PartialHead], Meta(max_length=MOST)]
+    lengths: Annotated[dict[Count, Lengths], Meta(max_length=MOST)]
     leaving: bool
 
 
@@ -277,10 +252,9 @@ class Welcome(Message):
 
 
 class Lease(Message):
-    """Prompts to roll out. `partials`, with their payloads: earlier leases' partial groups, and samples that go on."""
+    """Prompts to roll out."""
 
     leases: Annotated[list[OneLease], Meta(max_length=MOST)]
-    partials: Annotated[list[tuple[PartialHead, Ids]], Meta(max_length=MOST)]
 
 
 class Pushed(Message):
@@ -296,7 +270,7 @@ class Announce(Message):
 
 
 class Cancel(Message):
-    """These leases end. `hand_back`: hand back the sampled tokens."""
+    """These leases end. `hand_back`: answer with a `HandBack`."""
 
     ids: Ids
     hand_back: bool

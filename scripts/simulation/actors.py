@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
@@ -16,14 +16,12 @@ from typing import Any
 import numpy as np
 
 from actors.engines.decode_clock import DecodeClock, Load, TimedRequest, normal
-from actors.resumption import merged
-from areal_like.partial import PartialSample
 from areal_like.sampling import stream_key, uniform
-from areal_like.types import Completion, Finish, Lease, Runs
+from areal_like.types import Finish, Lease
 from areal_like.wire import messages
 from areal_like.wire.actor_client import MAX_GROUPS_PER_PUSH
 from areal_like.wire.frames import Payloads
-from areal_like.wire.groups import FINISHES, ROW, decode_partial, encode_partial
+from areal_like.wire.groups import FINISHES, ROW
 from areal_like.wire.messages import Message
 
 from .costs import Costs
@@ -40,19 +38,14 @@ PromptOf = Callable[[str, int], tuple[int, int, int]]
 
 @dataclass(eq=False, slots=True)
 class _Sample(TimedRequest):
-    """`before`: runs of an earlier lease. `open`: it occupies a slot of its actor."""
+    """`open`: it occupies a slot of its actor."""
 
     group: _Group = None  # type: ignore[assignment]
     index: int = 0
     key: int = 0
     right: bool = False
-    before: Sequence[tuple[int, int]] = ()
     finish: Finish = "abort"
     open: bool = True
-
-    @property
-    def all_runs(self) -> Runs:
-        return merged([*self.before, *self.runs]) if self.before else self.runs
 
 
 @dataclass(eq=False, slots=True)
@@ -64,7 +57,6 @@ class _Group:
     hash: int
     longest: int
     began: float
-    digests: dict[int, str] = field(default_factory=dict)
     samples: list[_Sample] = field(default_factory=list)
     good: list[int] = field(default_factory=list)
 
@@ -122,7 +114,7 @@ class SimulatedActor:
     def receive(self, message: Message, payloads: Payloads) -> None:
         match message:
             case messages.Lease():
-                self._due(self._start, message, payloads)
+                self._due(self._start, message)
             case messages.Announce(manifest):
                 self._digests[manifest.version] = manifest.digest
                 self._due(self._fetch)
@@ -196,37 +188,27 @@ class SimulatedActor:
         self._say(messages.Applied(version, self._digests[version]))
         self._fetch()
 
-    def _start(self, message: messages.Lease, payloads: Payloads) -> None:
+    def _start(self, message: messages.Lease) -> None:
         self._first_lease = min(self._first_lease, self.timeline.now)
-        pairs = zip(message.partials, payloads, strict=True)
-        carried = {head.id: decode_partial(head, payload, usable) for (head, usable), payload in pairs}
         for lease in message.leases:
             group = _Group(lease, *self.world.prompt_of(lease.split, lease.row), self.timeline.now)
             if lease.split != "train":
                 self._add(group, 0, stream_key(self.world.seed, HELDOUT, lease.row, lease.sample))
                 continue
-            if left := carried.get(lease.group_id):
-                group.digests = left.digests
             self._groups[lease.group_id] = group
             self._smallest = min(self._smallest, lease.launch)
             self._active += lease.launch
             for index in range(lease.launch):
-                begun = left.samples.get(index) if left else None
-                before = [run for call in begun.calls.values() for run in call.runs] if begun else ()
-                key = stream_key(self.world.seed, lease.group_id, index)
-                group.samples.append(self._add(group, index, key, before))
+                group.samples.append(self._add(group, index, stream_key(self.world.seed, lease.group_id, index)))
         self.engine.advance(self.timeline.now)
 
-    def _add(self, group: _Group, index: int, key: int, before: Sequence[tuple[int, int]] = ()) -> _Sample:
-        whole, made = self._lengths.of(group.hash, key), sum(n for _, n in before)
-        length, begins = min(whole, group.longest) - made, self._work(self.world.costs.sample.begin)
+    def _add(self, group: _Group, index: int, key: int) -> _Sample:
+        whole, begins = self._lengths.of(group.hash, key), self._work(self.world.costs.sample.begin)
         right = uniform(stream_key(key, RIGHT)) < _chance(self.world.costs.answers.right, group.hash)
-        sample = _Sample("", length, whole <= group.longest, begins, self._decoded, group.prompt + made)
-        sample.group, sample.index, sample.key, sample.right, sample.before = group, index, key, right, before
-        if length > 0:
-            self.engine.waiting.append(sample)
-        else:  # it was complete, but not yet verified
-            self.timeline.at(begins, self._decoded, sample, "stop" if sample.stops else "length")
+        length, stops = min(whole, group.longest), whole <= group.longest
+        sample = _Sample("", length, stops, begins, self._decoded, group.prompt)
+        sample.group, sample.index, sample.key, sample.right = group, index, key, right
+        self.engine.waiting.append(sample)
         return sample
 
     def _decoded(self, request: TimedRequest, finish: Finish) -> None:
@@ -248,7 +230,7 @@ class SimulatedActor:
     def _sampled(self, sample: _Sample) -> None:
         if not sample.open:
             return  # it was cut, or its lease has ended
-        group, runs = sample.group, sample.all_runs
+        group, runs = sample.group, sample.runs
         self._close([sample])
         if group.lease.split != "train":
             versions, counts = zip(*runs, strict=True)
@@ -261,7 +243,7 @@ class SimulatedActor:
             del self._groups[group.lease.group_id]
             if rest := [each for each in group.samples if each.open]:
                 self._close(rest)
-                cut = sorted(length for each in rest if (length := sum(n for _, n in each.all_runs)))
+                cut = sorted(length for each in rest if (length := each.made))
                 self._say(messages.LeftOut(group.lease.group_id, cut, []))
             self._ready.append(group)
 
@@ -277,21 +259,9 @@ class SimulatedActor:
         groups = [self._groups.pop(each) for each in ids if each in self._groups]
         self._close([sample for group in groups for sample in group.samples if sample.open])
         if hand_back:
-            kept = [each for each in map(self._partial, groups) if each]
-            ids = [group.lease.group_id for group in groups]
-            self._say(messages.HandBack(ids, [head for head, _ in kept], False), [part for _, part in kept])
+            self._say(messages.HandBack({group.lease.group_id: _lengths(group) for group in groups}, False))
         for group in groups:
             group.samples = []  # they refer to the group, and no garbage collector runs
-
-    def _partial(self, group: _Group) -> tuple[messages.PartialHead, bytearray] | None:
-        """The sampled tokens, as an actor records them: one call per sample."""
-        found = {}
-        for sample in group.samples:
-            if runs := sample.all_runs:
-                count = sum(n for _, n in runs)
-                tokens, logprobs = np.zeros(count, np.int32), np.zeros(count, np.float32)
-                found[sample.index] = PartialSample({(0, 0): Completion(tokens, logprobs, runs, sample.finish)})
-        return encode_partial(group.lease.group_id, found, group.digests | self._digests)
 
     def _push(self, groups: list[_Group]) -> None:
         table, payloads = self._packed([(each, [each.samples[i] for i in sorted(each.good)]) for each in groups])
@@ -303,21 +273,24 @@ class SimulatedActor:
         table, rows, payloads = messages.Table([], b"", b"", {}), list[tuple[float, ...]](), list[memoryview]()
         runs = array("i")
         for group, samples in groups:
-            tokens, known = 0, group.digests | self._digests
+            tokens = 0
             for place, sample in enumerate(samples):
-                mine = sample.all_runs
-                length = sum([count for _, count in mine])
+                mine, length = sample.runs, sample.made
                 rows.append(
                     (0 if place else group.prompt, length, FINISHES.index(sample.finish), 0, len(mine), sample.right)
                 )
                 tokens += length
                 for version, count in mine:
                     runs.extend((version, count))
-                    table.digests[version] = known[version]
+                    table.digests[version] = self._digests[version]
             table.groups.append((group.lease.group_id, len(samples), self.timeline.now - group.began))
             payloads.append(_BYTES[-4 * group.prompt - 9 * tokens :])
         table.rows, table.runs = np.array(rows, ROW).tobytes(), runs.tobytes()
         return table, payloads
+
+
+def _lengths(group: _Group) -> messages.Lengths:
+    return [(each.made, each.finish == "abort") for each in group.samples if each.made]
 
 
 @lru_cache(1 << 16)

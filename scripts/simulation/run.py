@@ -15,7 +15,7 @@ from areal_like.config.run_config import Config, ConfigError, actors_of, ranks_o
 from areal_like.interfaces import Task
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import summary_of
-from areal_like.wire.groups import digest_of
+from areal_like.sampling import digest_of
 from buffer import recovery
 from buffer.entries import Stage
 from buffer.main import build_dispatcher, build_groups, build_server, restore_scheduler

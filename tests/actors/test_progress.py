@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors.progress import MOST_REPORTED, Progress
-from actors.resumption import Recorder
+from actors.recorder import Recorder
 
 
 class Engine:
@@ -28,7 +28,7 @@ class Engine:
 def begun(engine=None) -> tuple[Engine, dict[int, list], Progress]:
     """Leases 1 and 2 of one sample each, which wait for the engine."""
     engine = engine or Engine()
-    recorders = [Recorder(engine, None, None), Recorder(engine, None, None)]  # type: ignore[arg-type]
+    recorders = [Recorder(engine, None), Recorder(engine, None)]  # type: ignore[arg-type]
     for recorder in recorders:
         recorder._open = 1
     leases = {number: [(f"{number}/0", recorder)] for number, recorder in enumerate(recorders, 1)}

@@ -10,16 +10,13 @@ import pytest
 from actors.engines import sglang_engine
 from actors.engines.sglang_engine import SglangEngine
 from actors.engines.sglang_replies import Reply, generate_request
-from actors.engines.torch_engine import TorchEngine
-from actors.resumption import Recorder
-from areal_like.partial import PartialSample
 from areal_like.stops import Stops, stop_reason
 from areal_like.tasks.chat import TokenizerCodec
 from areal_like.tasks.text import byte_tokenizer
 from areal_like.types import Completion, Limits, Prompt, StopTexts
+from tests.actors.actor import Actor, Task
 from tests.actors.agents.scene import TEXT, limits_of, play, post, prompt_of, user
 from tests.actors.looped import looped
-from tests.actors.test_resumption import Actor, Task, resumed
 from tests.actors.tiny_models import new_model, prompts_of, sampled
 
 PROMPTS = prompts_of(3, 9, 4, 9, 5)
@@ -50,23 +47,6 @@ def test_a_stop_text_ends_a_sequence_and_no_other_and_changes_no_token(knobs, mo
     for ours, theirs, count in zip(done, free, counts, strict=True):
         np.testing.assert_array_equal(ours.tokens, theirs.tokens[:count])
         np.testing.assert_allclose(ours.logprobs, theirs.logprobs[:count], atol=1e-4)
-
-
-@pytest.mark.parametrize("broken_off", [1, 9, 10, 11, 12])
-@looped
-async def test_a_stop_text_is_found_over_the_border_of_two_actors(broken_off):
-    free, limits = await asyncio.to_thread(sampled, new_model(), PROMPTS[:1], FREE[:1]), FREE[0]
-    whole = free[0][0]
-    limits = replace(limits, stop_texts=StopTexts(TEXT, (TEXT.decode(whole.tokens)[9:13],)))
-    first = replace(whole, tokens=whole.tokens[:broken_off], logprobs=whole.logprobs[:broken_off])
-    first = replace(first, runs=[(0, broken_off)], finish="abort")
-    engine: Any = TorchEngine(new_model())
-    record = PartialSample()
-    recorder = Recorder(engine, None, record)  # type: ignore[arg-type]
-    done = await recorder._go_on(first, PROMPTS[0], limits, "r")
-    await engine.close()
-    assert (done.finish, done.runs) == ("stop_text", [(0, 13)])
-    np.testing.assert_array_equal(done.tokens, whole.tokens[:13])
 
 
 @pytest.mark.parametrize("ids, finish", [((), "stop"), ((7,), "stop_id")])
@@ -153,14 +133,13 @@ def test_agents_see_cut_answers_and_why_they_end():
 
 class Worded(Task):
     def prompt(self, split: str, row: int) -> Prompt:
-        return replace(super().prompt(split, row), codec=TEXT, filler=())
+        return replace(super().prompt(split, row), codec=TEXT)
 
 
 class Grader(Actor):
     """Grades the length of the text."""
 
     async def reward(self, prompt: Prompt, tokens: np.ndarray) -> float:
-        self.scored.append(len(tokens))
         return len(prompt.codec.decode(tokens))
 
 
@@ -169,7 +148,7 @@ async def test_samples_keep_the_tokens_of_the_text_that_is_cut():
     plain = await Grader(task=Worded()).group()
     texts = [TEXT.decode(each.tokens[each.prompt_length :]) for each in plain.samples]
     stop = max(texts, key=len)[8:10]
-    group, *_ = await resumed(lambda: Grader(task=Worded(), stops=Stops((stop,))), 7)
+    group = await Grader(task=Worded(), stops=Stops((stop,))).group()
     assert [each.finish for each in group.samples].count("stop_text") == 1
     for sample, text in zip(group.samples, texts, strict=True):
         before, found, _ = text.partition(stop)

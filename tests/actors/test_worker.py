@@ -32,7 +32,7 @@ class Client:
         self.left: list[tuple] = []
         self.push = self.groups.append
         self.hello = lambda: self.credits.append("hello")
-        self.hand_back = lambda ids, partials, leaving: self.left.append((ids, leaving))
+        self.hand_back = lambda lengths, leaving: self.left.append((lengths, leaving))
 
     def send(self, message: messages.Message) -> None:
         match message:
@@ -260,7 +260,7 @@ async def test_an_actor_that_leaves_reports_nothing_of_its_held_out_prompts(play
     await play.lease(group_id=10, split="heldout", launch=1, need=1)
     await play.worker.hand_back(leaving=True)
     await settle()
-    assert play.futures["e10"].cancelled() and play.client.left == [([], True)]
+    assert play.futures["e10"].cancelled() and play.client.left == [({}, True)]
     assert play.client.evaluations == []
 
 
@@ -277,19 +277,17 @@ async def test_a_held_out_prompt_that_fails_counts_as_zero(play: Play) -> None:
 def begun() -> tuple[Session, list]:
     """A session, and all that its client and worker are called with."""
     calls: list = []
-    client = SimpleNamespace(
-        send=lambda message: calls.append((message.version, message.digest)), carried=lambda *_: {}
-    )
+    client = SimpleNamespace(send=lambda message: calls.append((message.version, message.digest)))
     worker = SimpleNamespace(
         engine=SimpleNamespace(version=4, digest="d4"),
         hello_again=lambda: calls.append("hello"),
-        start=lambda leases, carried: calls.append([lease.group_id for lease in leases]),
+        start=lambda leases: calls.append([lease.group_id for lease in leases]),
     )
     return Session(client, worker, None), calls
 
 
 def leased(number: int) -> Received:
-    return Received(messages.Lease([Lease(number, 0, "train", 1, 1)], []))
+    return Received(messages.Lease([Lease(number, 0, "train", 1, 1)]))
 
 
 REFUSED = Received(messages.Refused(f"unknown actor: {SAY_HELLO}"))

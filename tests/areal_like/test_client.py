@@ -94,11 +94,11 @@ def test_repeats_of_a_push_come_ever_later(sent, monkeypatch) -> None:
 
 
 def test_many_leases_are_handed_back_in_several_messages_the_last_of_which_is_a_goodbye(sent) -> None:
-    partials = [(messages.PartialHead(each, [], [], {}), bytes([each])) for each in (3, 70, 129)]
-    ActorClient("", "actor-0", 1).hand_back(range(130), partials, True)
-    assert [number for message, _ in sent for number in message.ids] == list(range(130))
-    found = [([head.id for head in message.partials], payloads, message.leaving) for message, payloads in sent]
-    assert found == [([3], [b"\x03"], False), ([70], [b"F"], False), ([129], [b"\x81"], True)]
+    ActorClient("", "actor-0", 1).hand_back({each: [(each, True)] for each in range(130)}, True)
+    assert {key: of for message, _ in sent for key, of in message.lengths.items()} == {
+        each: [(each, True)] for each in range(130)
+    }
+    assert [(len(message.lengths), message.leaving) for message, _ in sent] == [(64, False), (64, False), (2, True)]
 
 
 @pytest.fixture

@@ -26,16 +26,13 @@ from areal_like.wire.groups import (
     ROW,
     RUN,
     Head,
-    check_partial,
     check_payload,
     decode_group,
-    decode_partial,
     encode_group,
     pack_heads,
     unpack_heads,
-    versions_of,
 )
-from areal_like.wire.messages import KINDS, MAX_TEXT, SENDS, Batch, HandBack, Message, Model, Push
+from areal_like.wire.messages import KINDS, MAX_TEXT, SENDS, Batch, Message, Model, Push
 from tests.messages import examples
 
 
@@ -322,12 +319,6 @@ def take(frames: Sequence[bytes]) -> str:
                     for sample in decode_group(head, payload).samples:
                         assert len(sample.tokens) == sample.prompt_length + len(sample.logprobs)
                         assert sum(n for _, n in sample.runs) == len(sample.logprobs) == len(sample.loss_mask)
-        if isinstance(message, HandBack):
-            for partial, payload in zip(message.partials, payloads, strict=False):
-                check_partial(partial, payload)
-                for left in decode_partial(partial, payload, versions_of(partial)).samples.values():
-                    for call in left.calls.values():
-                        assert sum(n for _, n in call.runs) == len(call.tokens) == len(call.logprobs)
     except WireError:
         return "refused"
     return message.kind()

@@ -22,7 +22,7 @@ from buffer.policies import Waiting
 from buffer.rounds import SyncScheduler
 from buffer.schedulers import AsyncScheduler, Scheduler
 from buffer.sizing import Fixed, GroupLengths, Sagc, Sizing
-from tests.buffer.house import SIGN_OF_LIFE, B, House, answer, partial_group, table
+from tests.buffer.house import SIGN_OF_LIFE, B, House, answer, table
 from tests.buffer.paper import Paper
 
 SIZE, TIMEOUT = 4, 100.0
@@ -93,7 +93,7 @@ class Run:
         self.batches, self.slots, self.rules, self.checkpoint_every = batches, slots, rules, checkpoint_every
         self.interval, self.staleness = rules.get("interval", 1), scheduler().max_staleness
         self.journal, self.now = Paper(), 0.0
-        self.checkpoint = self.carried = self.joined = self.timeouts = self.aside = 0
+        self.checkpoint = self.joined = self.timeouts = self.aside = 0
         self.honest = True  # no group has tokens older than its lease
         self.trained: list[list[int]] = []
         self.orders: dict[int, list[int]] = {}
@@ -162,10 +162,6 @@ class Run:
             assert self.row_of.setdefault(group_id, row) == row
             self.leased[name][group_id] = (launch, need, self.held[name])
             self.running[name][group_id] = launch
-        self.carried += len(body["partials"])
-        for meta, usable in body["partials"]:
-            made = {version for sample, *_, runs, _ in meta["calls"] if sample in usable for version, _ in runs}
-            assert self.staleness or made <= {self.held[name]}, "on-policy"
 
     def check_batch(self, body: dict) -> None:
         groups, version, first = body["table"]["groups"], body["version"], self.bound.batches.first(body["index"])
@@ -263,13 +259,8 @@ class Run:
         return [each for each, entry in self.store.entries.held_by(name).items() if entry.stage is Stage.RECALLED]
 
     def hand_back(self, name: str, ids: list[int], leaving: bool = False) -> None:
-        left = []
-        for group_id in ids:
-            versions = self.leased[name][group_id][2], self.held[name]
-            samples = [[(version, 3)] for version in versions][: self.let_go_late(name, group_id)]
-            left.append(partial_group(group_id, *samples, others="stop"))
-        body = {"ids": ids, "partials": [meta for meta, _ in left], "leaving": leaving}
-        self.say(name, "hand_back", body, *(payload for _, payload in left))
+        lengths = {group_id: [(3, True)] * self.let_go_late(name, group_id) for group_id in ids}
+        self.say(name, "hand_back", {"lengths": lengths, "leaving": leaving})
 
     def leave(self, name: str) -> None:
         self.hand_back(name, list(self.leased[name]), leaving=True)
@@ -381,7 +372,7 @@ class Run:
             assert (entry.slot == NO_SLOT) == (entry.stage is Stage.DEFERRED or entry.id in store.entries.redundant)
             if entry.stage is not Stage.RECALLED:  # it may have one
                 assert (entry.slot == NO_SLOT) == (entry.stage in (Stage.REDUNDANT, Stage.DEFERRED))
-        assert store.bytes == sum(e.size for e in store.entries.values())
+        assert store.bytes == sum(len(e.payload) for e in store.entries.values())
         queued, lowest = store.entries.first_queued, store.entries.lowest_open(store.slots.free)
         assert (queued and queued.slot) == min((e.slot for e in store.entries.of(Stage.QUEUED)), default=None)
         unfinished = [e.slot for e in store.entries.of(*UNFINISHED) if e.slot != NO_SLOT]

@@ -6,12 +6,11 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from areal_like.partial import PartialSample
 from areal_like.tasks.heldout import HeldoutSet
-from areal_like.types import Completion, Group, Sample
+from areal_like.types import Group, Sample
 from areal_like.wire.frames import SCHEMA, Received, WireError, decode
-from areal_like.wire.groups import Head, encode_group, encode_partial, pack_heads
-from areal_like.wire.messages import Message, PartialHead, Refused
+from areal_like.wire.groups import Head, encode_group, pack_heads
+from areal_like.wire.messages import Message, Refused
 from buffer.dispatch import Dispatcher
 from buffer.evaluation import Evaluation
 from buffer.groups import GroupManager
@@ -55,20 +54,6 @@ def answer(lease: int, reward: float, version: int = 0) -> tuple[dict, bytes]:
     head, payload = group(lease, version, samples=1, reward=reward)
     facts = {"id": lease, "reward": reward, "oldest": version, "newest": version, "length": 2}
     return facts | {"answer": pack_heads([head])}, bytes(payload)
-
-
-def partial_group(
-    group_id: int, *samples: list[tuple[int, int]], first: str = "abort", others: str = "abort"
-) -> tuple[PartialHead, bytes]:
-    """A group handed back: the runs (version, tokens) of each sample, and how the first and the others ended."""
-    made: dict[int, PartialSample] = {}
-    for index, runs in enumerate(samples):
-        n = sum(tokens for _, tokens in runs)
-        tokens = np.full(n, group_id % 100, np.int32), np.zeros(n, np.float32)
-        made[index] = PartialSample({(1, 0): Completion(*tokens, runs, others if index else first)})
-    encoded = encode_partial(group_id, made, {version: f"d{version}" for runs in samples for version, _ in runs})
-    assert encoded
-    return encoded
 
 
 def table(*heads: Head) -> dict:

@@ -6,7 +6,6 @@ from typing import Any
 import xxhash
 
 from areal_like.wire.groups import Head
-from areal_like.wire.messages import PartialCall, PartialHead
 from areal_like.wire.stored import Extent, Payload, Stored, load
 from buffer.events import Admit, Event, Push, Snapshot, decode, encode
 from buffer.groups import GroupManager
@@ -14,9 +13,6 @@ from buffer.journal import Record
 from buffer.recovery import restore, standing
 from buffer.staleness import Bound
 from buffer.store import Store
-
-LEFT = PartialHead(0, [PartialCall(0, 1, 0, "abort", [(0, 1)])], [], {})
-"""In a record whose payload is what matters."""
 
 
 class Paper:
@@ -66,8 +62,7 @@ def content(store: Store) -> dict[str, Any]:
     facts = ["slot", "stage", "actor", "lease_version", "launch", "need", "head", "pushed_by", "batch", "pushed"]
     facts += ["version_at_push", "was_deferred", "cut"]
     groups = {
-        entry.id: [getattr(entry, fact) for fact in facts]
-        + [bytes(load(entry.payload)), entry.partial and (entry.partial.head, bytes(load(entry.partial.payload)))]
+        entry.id: [*(getattr(entry, fact) for fact in facts), bytes(load(entry.payload))]
         for entry in store.entries.values()
     }
     counts = ["bytes", "pushes", "staleness_max", "planned", "decided", "scheduler"]

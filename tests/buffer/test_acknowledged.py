@@ -18,7 +18,7 @@ from buffer.journal import Journal, Recorded, reader, scan
 from buffer.policies import in_order
 from buffer.recovery import restore
 from buffer.staleness import Bound
-from tests.buffer.house import B, House, asynchronous, partial_group
+from tests.buffer.house import B, House, asynchronous
 
 
 class Disk:
@@ -141,21 +141,3 @@ def test_a_group_whose_payload_the_disk_has_lost_is_rolled_out_again(tmp_path: P
     (batch,) = buffer.batches()
     assert [entry.id for entry in again.serve(0)] == batch
     assert [bytes(load(entry.payload)) for entry in again.store.entries.of(Stage.SERVED)]
-
-
-def test_a_partial_group_that_the_disk_has_lost_begins_anew(tmp_path: Path) -> None:
-    buffer = house(tmp_path, sync=False)
-    name = next(name for name in buffer.names if 0 in buffer.leases(name))
-    meta, payload = partial_group(0, [(0, 3)])
-    for actor in buffer.server.fleet:
-        actor.slots = 0  # nobody takes it yet
-    buffer.say(name, "hand_back", {"ids": [0], "partials": [meta], "leaving": False}, payload)
-    entry = buffer.server.store.entries[0]
-    assert entry.stage is Stage.QUEUED and entry.partial
-    settle(buffer)
-    damage(buffer, tmp_path, entry.partial.payload)
-    for actor in buffer.server.fleet:
-        actor.slots = 1000
-    buffer.server.step(0)
-    (body,) = [body for _, kind, body in buffer.router.sent if kind == "lease"][len(buffer.names) :]
-    assert [row[0] for row in body["leases"]] == [0] and body["partials"] == [] and entry.partial is None

@@ -14,15 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_like.wire.messages import PartialHead
 from areal_like.wire.stored import Extent, Stored, load
 from buffer import journal as module
 from buffer import segment_file
-from buffer.events import Drop, HandBack, Open, Requeue, Settle, Snapshot
+from buffer.events import Drop, Open, Requeue, Settle, Snapshot
 from buffer.journal import Journal, JournalError, Record, Recorded, check_payloads, reader, scan, segments
 from buffer.replay_server import count_batches
 from scripts.ledger import Books
-from tests.buffer.paper import LEFT, note
+from tests.buffer.paper import note
 
 RECORDS = st.lists(
     st.builds(
@@ -97,7 +96,7 @@ def test_a_flipped_bit_never_gives_a_record_that_was_not_written(tmp_path_factor
 @pytest.mark.parametrize("place", [0, 21, 42, 56])
 def test_a_damaged_record_before_intact_ones_is_an_error(tmp_path: Path, sync: bool, place: int) -> None:
     """Head, fields or payload of a record in the middle: nothing durable is cut off."""
-    records = [Record(HandBack(number, LEFT), bytes([number]) * 20_000) for number in range(3)]
+    records = [Record(Requeue(number), bytes([number]) * 20_000) for number in range(3)]
     path = write(tmp_path, records, sync, at_once=False)
     data = flip(path, path.read_bytes().index(segment_file._MARK, 100) + place, 7)
     with pytest.raises(JournalError, match=r"damaged at byte \d+"):
@@ -106,8 +105,8 @@ def test_a_damaged_record_before_intact_ones_is_an_error(tmp_path: Path, sync: b
 
 
 def test_the_end_of_the_last_append_may_be_on_disk_without_its_beginning(tmp_path: Path) -> None:
-    durable = write(tmp_path, [Record(HandBack(0, LEFT))], sync=True).stat().st_size
-    path = write(tmp_path, [Record(HandBack(number, LEFT), b"x" * 10_000) for number in range(1, 9)], sync=True)
+    durable = write(tmp_path, [Record(Requeue(0))], sync=True).stat().st_size
+    path = write(tmp_path, [Record(Requeue(number), b"x" * 10_000) for number in range(1, 9)], sync=True)
     data = path.read_bytes()  # a power cut has torn the one append
     path.write_bytes(data[:durable] + bytes(8192) + data[durable + 8192 :])
     assert [record.event.id for record in resume(tmp_path)] == [0]
@@ -115,9 +114,9 @@ def test_the_end_of_the_last_append_may_be_on_disk_without_its_beginning(tmp_pat
 
 def test_a_payload_that_looks_like_records_proves_nothing(tmp_path: Path) -> None:
     """A record fits only its own place, so a payload may be part of a journal."""
-    many = [Record(HandBack(number, LEFT), b"x" * 2000) for number in range(10)]
+    many = [Record(Requeue(number), b"x" * 2000) for number in range(10)]
     earlier = write(tmp_path / "earlier", many, at_once=False).read_bytes()
-    path = write(tmp_path / "now", [Record(HandBack(0, LEFT), earlier)] * 2)
+    path = write(tmp_path / "now", [Record(Requeue(0), earlier)] * 2)
     os.truncate(path, path.stat().st_size - 100)
     assert len(resume(tmp_path / "now")) == 1
 
@@ -150,7 +149,7 @@ def test_a_segment_whose_snapshot_is_damaged_is_never_cut_off(tmp_path: Path, at
 
 def test_a_payload_that_is_damaged_is_noticed_when_it_is_read(tmp_path: Path) -> None:
     journal = Journal(tmp_path, sync=False, keep=False)
-    held = journal.append(HandBack(0, LEFT), b"x" * 1000)
+    held = journal.append(Requeue(0), b"x" * 1000)
     journal.rotate(lambda: note(held.extent), [held])
     journal.close()
     first = segments(tmp_path)[0]
@@ -168,9 +167,9 @@ def test_a_payload_that_is_damaged_is_noticed_when_it_is_read(tmp_path: Path) ->
 def test_a_record_that_no_reader_would_take_is_not_written(tmp_path: Path, monkeypatch, what: str) -> None:
     monkeypatch.setattr(segment_file, what, 1000)
     journal = Journal(tmp_path, sync=False, keep=False)
-    journal.append(HandBack(1, LEFT), bytes(900))
+    journal.append(Requeue(1), bytes(900))
     with pytest.raises(JournalError, match="expected at most 1000"):
-        journal.append(HandBack(1, PartialHead(1, [], [], {0: "x" * 1001})), bytes(1001))
+        journal.append(Drop(1, "x" * 1001), bytes(1001))
     journal.append(Requeue(1))
     journal.commit()
     journal.close()
@@ -217,14 +216,14 @@ def test_a_full_disk_leaves_the_file_whole_and_the_records_waiting(tmp_path: Pat
         return real(file, [views[0][: len(views[0]) // 2]])
 
     journal.append(Requeue(2))
-    journal.append(HandBack(3, LEFT), b"payload")
+    journal.append(Requeue(3), b"payload")
     monkeypatch.setattr(os, "writev", half_then_full)
     with pytest.raises(OSError, match="No space"):
         journal.commit()
     monkeypatch.setattr(os, "writev", real)
     assert loaded(scan(tmp_path)) == [Record(Requeue(1))]
     journal.commit()
-    assert loaded(scan(tmp_path)) == [Record(Requeue(1)), Record(Requeue(2)), Record(HandBack(3, LEFT), b"payload")]
+    assert loaded(scan(tmp_path)) == [Record(Requeue(1)), Record(Requeue(2)), Record(Requeue(3), b"payload")]
 
 
 def test_a_write_in_the_background_counts_once_the_disk_has_it(tmp_path: Path, monkeypatch) -> None:
@@ -246,19 +245,19 @@ def test_a_write_in_the_background_counts_once_the_disk_has_it(tmp_path: Path, m
 
 def test_a_new_segment_that_fails_hides_nothing(tmp_path: Path, monkeypatch) -> None:
     journal = Journal(tmp_path, sync=True, keep=False)
-    journal.append(HandBack(0, LEFT))
+    journal.append(Requeue(0))
     with monkeypatch.context() as patch:
         patch.setattr(module, "sync_folder", lambda folder: (_ for _ in ()).throw(OSError(24, "Too many open files")))
         with pytest.raises(OSError, match="Too many"):
             journal.rotate(lambda: note(1))
-    journal.append(HandBack(1, LEFT))
+    journal.append(Requeue(1))
     journal.commit()
     assert [record.event.id for record in Recorded(tmp_path)] == [0, 1]
     journal.rotate(lambda: note(2))
-    journal.append(HandBack(2, LEFT))
+    journal.append(Requeue(2))
     journal.commit()
     journal.close()
-    assert [record.event for record in Recorded(tmp_path)] == [note(2), HandBack(2, LEFT)]
+    assert [record.event for record in Recorded(tmp_path)] == [note(2), Requeue(2)]
 
 
 MIB = 1 << 20
@@ -276,7 +275,7 @@ def rotate(journal: Journal, held: dict[int, Stored]) -> None:
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_rotation_refers_to_payloads_and_copies_none(tmp_path: Path, sync: bool) -> None:
     journal = Journal(tmp_path, sync=sync, keep=False)
-    held = {number: journal.append(HandBack(number, LEFT), bytes([number]) * MIB) for number in range(4)}
+    held = {number: journal.append(Requeue(number), bytes([number]) * MIB) for number in range(4)}
     journal.commit()
     for _ in range(3):
         rotate(journal, held)
@@ -290,7 +289,7 @@ def test_a_rotation_refers_to_payloads_and_copies_none(tmp_path: Path, sync: boo
 def test_old_segments_stay_until_the_new_one_has_been_read_back(tmp_path: Path, monkeypatch) -> None:
     """A disk that accepts everything and stores something else."""
     journal = Journal(tmp_path, sync=False, keep=False)
-    held = {0: journal.append(HandBack(0, LEFT), b"x" * 1000)}
+    held = {0: journal.append(Requeue(0), b"x" * 1000)}
     real = os.fdatasync
 
     def fdatasync(file: int) -> None:
@@ -308,7 +307,7 @@ def test_old_segments_stay_until_the_new_one_has_been_read_back(tmp_path: Path, 
     journal.append(Requeue(1))
     journal.commit()
     assert [path.name for path in tmp_path.iterdir()] == ["000001.wal"]
-    assert [record.event for record in Recorded(tmp_path)] == [HandBack(0, LEFT), Requeue(1)]
+    assert [record.event for record in Recorded(tmp_path)] == [Requeue(0), Requeue(1)]
     journal.close()
 
 
@@ -324,7 +323,7 @@ def test_whatever_is_held_is_there_after_any_history(tmp_path: Path, seed: int, 
         match dice.choice(["push"] * 4 + ["leave"] * 3 + ["commit", "rotate", "die"]):
             case "push":
                 data = dice.randbytes(dice.randint(1, 2000))
-                held[number] = journal.append(HandBack(number, LEFT), data), data  # type: ignore[assignment]
+                held[number] = journal.append(Requeue(number), data), data  # type: ignore[assignment]
                 number += 1
             case "leave" if held:
                 group = dice.choice(list(held))
@@ -358,7 +357,7 @@ def replayed(folder: Path) -> dict[int, Stored]:
             case Snapshot():
                 extents = event.scheduler.items()
                 found = {group: Stored(reader(folder), extent=Extent(*extent)) for group, extent in extents}
-            case HandBack():
+            case Requeue():
                 found[event.id] = payload  # type: ignore[assignment]
             case Drop():
                 del found[event.id]

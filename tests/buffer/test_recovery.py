@@ -1,6 +1,5 @@
 """Crashes with events in a fixed order (random ones: `test_histories`), and the files that a start needs."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from areal_like.config import run_config as configs
 from areal_like.run import checkpoints
 from areal_like.wire.groups import make_head
 from areal_like.wire.stored import load
 from buffer import main
-from buffer.entries import PartialGroup, Stage
+from buffer.entries import Stage
 from buffer.events import Begin, Drop, Finish, Open, Push, Requeue, Serve
 from buffer.gauges import Gauges
 from buffer.groups import GroupManager
@@ -25,7 +23,7 @@ from buffer.schedulers import AsyncScheduler
 from buffer.sizing import GroupLengths, Sagc
 from buffer.staleness import Bound
 from buffer.store import EventError
-from tests.buffer.house import FakeRouter, partial_group, said
+from tests.buffer.house import FakeRouter, said
 from tests.buffer.paper import Paper, admitted, rolled_out
 from tests.buffer.test_journal import write
 
@@ -67,16 +65,12 @@ def test_a_resume_with_other_settings_rolls_out_the_groups_of_later_weights_agai
     admit_and_push(replay, 4, version=1)
     train(replay, 1)
     admit_and_push(replay, 5, version=2)
-    for group_id, versions in ((6, (1, 2)), (7, (1, 1))):
-        replay.admit(group_id, 0, 1, 1, "actor", 1, 0.0)
-        replay.hand_back(group_id, PartialGroup(*partial_group(group_id, [(version, 1) for version in versions])))
     for again in (False, True):  # the second time by the events of the first
         replay = reborn(journal, 1)
         if not again:
             assert branch_off(replay, 1, "learner.lr=1 (was 2)") == 1
         assert {entry.id for entry in replay.store.entries.of(Stage.WAITING)} == {2, 3, 4}
-        assert {entry.id for entry in replay.store.entries.of(Stage.QUEUED)} == {5, 6, 7}
-        assert replay.store.entries[6].partial is None and replay.store.entries[7].partial
+        assert {entry.id for entry in replay.store.entries.of(Stage.QUEUED)} == {5}
     assert train(replay, 1) == [3, 2]
 
 
@@ -178,25 +172,6 @@ def test_recorded_groups_are_there_again_and_recording_goes_on(tmp_path: Path, k
         assert held == [(each, bytes([each])) for each in range(group_id)]
         admit_and_push(replay, group_id)
         end()
-
-
-@pytest.mark.parametrize("changed", ["", "rows", "learner"])
-def test_a_resume_that_changes_rows_or_the_learner_continues_no_sample_that_depends_on_them(
-    tmp_path: Path, changed: str
-) -> None:
-    """With other rows no unfinished one, with another learner none of later weights."""
-    _, replay, end = started(tmp_path)
-    replay.admit(0, 0, 2, 2, "actor", 1, 0.0)
-    replay.hand_back(0, PartialGroup(*partial_group(0, [(1, 1)])))
-    end()
-    for folder in (tmp_path, tmp_path / "next"):
-        folder.mkdir(exist_ok=True)
-        other = changed if folder.name == "next" else ""
-        configs.save(configs.load(["quickstart", f"learner.lr={1 + (other == 'learner')}"]), folder / "config.yaml")
-        (folder / "run.json").write_text(json.dumps({"data": {"train": f"{1 + (other == 'rows')} rows"}}))
-    _, replay, end = started(tmp_path)
-    assert (replay.store.entries[0].partial is None) == bool(changed)
-    end()
 
 
 def test_without_a_journal_nothing_is_written_and_nothing_comes_back(tmp_path: Path) -> None:

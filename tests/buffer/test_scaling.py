@@ -4,14 +4,12 @@ import time
 from collections.abc import Callable
 
 import pytest
-from msgspec.structs import replace
 
 from areal_like.wire.groups import make_head
-from buffer.entries import PartialGroup
 from buffer.groups import GroupManager
 from buffer.policies import in_order
 from buffer.staleness import Bound
-from tests.buffer.house import House, asynchronous, partial_group
+from tests.buffer.house import House, asynchronous
 
 FEW, MANY = 1_000, 10_000
 MOST_GROWTH = 4.0
@@ -48,14 +46,13 @@ def turns_in_which_nothing_happens(count: int) -> Callable[[], object]:
     return lambda: house.server.step(0)
 
 
-def turns_with_queued_partial_groups(count: int) -> Callable[[], object]:
+def turns_with_queued_groups(count: int) -> Callable[[], object]:
     house = House(asynchronous(max_staleness=float("inf")), rows=count)
     house.slots = 8
     house.start()
-    head, payload = partial_group(0, *[[(0, 3)]] * 8)
     for group_id in range(100, 100 + count):
         house.server.groups.admit(group_id, 0, 8, 8, "actor-0", 0, 0.0)
-        house.server.groups.hand_back(group_id, PartialGroup(replace(head, id=group_id), payload))
+        house.server.groups.requeue(group_id)
     return lambda: house.server.step(0)
 
 
@@ -72,7 +69,7 @@ def turns_while_an_actor_lags_behind_an_evaluation(count: int) -> Callable[[], o
     [
         pushing_and_serving_behind_a_straggler,
         turns_in_which_nothing_happens,
-        turns_with_queued_partial_groups,
+        turns_with_queued_groups,
         turns_while_an_actor_lags_behind_an_evaluation,
     ],
     ids=lambda made: made.__name__,

@@ -256,11 +256,11 @@ def test_leases_that_an_actor_hands_back_unasked_count_as_failures() -> None:
     house = started(max_staleness=float("inf"))
     for _ in range(MOST_FAILED):
         some = min(house.store.entries.held_by("actor-0"))
-        house.say("actor-0", "hand_back", {"ids": [some], "partials": [], "leaving": False})
+        house.say("actor-0", "hand_back", {"lengths": {some: []}, "leaving": False})
     before = len(house.leases("actor-0"))
     house.finish(min(house.store.entries.held_by("actor-1")), 0)
     rest = sorted(house.store.entries.held_by("actor-0"))
-    house.say("actor-0", "hand_back", {"ids": rest, "partials": [], "leaving": False})
+    house.say("actor-0", "hand_back", {"lengths": {each: [] for each in rest}, "leaving": False})
     assert len(house.leases("actor-0")) == before, "others work"
 
 
@@ -294,7 +294,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "failed": {"id": 0, "reason": "failed", "detail": ""},
     "applied": {"version": 0, "digest": "d0"},
     "relay": {"endpoint": "tcp://127.0.0.1:1", "key": ""},
-    "hand_back": {"ids": [0], "partials": [], "leaving": False},
+    "hand_back": {"lengths": {0: [[1, True]]}, "leaving": False},
     "lost": {"name": "actor-9", "pid": 0, "how": "", "for_good": True},
     "push": {"table": table(group(0, 0)[0])["table"]},
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from areal_like.run.process import EXIT_PAUSED
-from buffer.events import Admit, HandBack, Serve
+from buffer.events import Admit, Requeue, Serve
 from buffer.journal import Recorded, scan
 from buffer.recovery import standing
 from scripts.following.running import Running
@@ -98,10 +98,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, more: list[str]) 
 
 
 SYNC = ["mode=sync", "run.steps=2", "run.target_reward=null", "eval.prompts=0", "checkpoint.every=0"]
-STILL = ["engine.batch_invariant=true", "learner.lr=1e-9"]
-"""Samples that go on after a prefill have other last bits, which the optimizer would enlarge: some steps later, tokens
-would differ."""
-LONG = ["task.length_trace={median: 250, sigma: 0.3, max: 400}", "groups_per_batch=4"]
+LONG = ["engine.batch_invariant=true", "task.length_trace={median: 250, sigma: 0.3, max: 400}", "groups_per_batch=4"]
 
 
 def broken_off(folder: Path, *overrides: str) -> Run:
@@ -119,14 +116,13 @@ def broken_off(folder: Path, *overrides: str) -> Run:
 
 @pytest.mark.integration
 def test_a_sync_run_is_the_same_with_an_actor_that_leaves(tmp_path: Path) -> None:
-    undisturbed = train(tmp_path, "undisturbed", *SYNC, *LONG, *STILL)
-    run = broken_off(tmp_path, *SYNC, *LONG, *STILL)
-    (begun,) = re.findall(r"actor-1 leaves; (\d+) of its", run.log("buffer"))
-    assert int(begun) > 0, "no group was broken off: the test is too quick to show anything"
-    handed_back = [event.id for event, _ in scan(run.folder / "journal") if isinstance(event, HandBack)]
-    assert len(handed_back) == int(begun)
+    undisturbed = train(tmp_path, "undisturbed", *SYNC, *LONG)
+    run = broken_off(tmp_path, *SYNC, *LONG)
+    (left,) = re.findall(r"actor-1 leaves; its (\d+) groups", run.log("buffer"))
+    assert int(left) > 0, "no group was broken off: the test is too quick to show anything"
+    assert sum(isinstance(event, Requeue) for event, _ in scan(run.folder / "journal")) >= int(left)
     for ours, theirs in zip(rows(run.folder), rows(undisturbed), strict=True):
         assert ours["reward/mean"] == theirs["reward/mean"], f"step {ours['step']}: other tokens"
         assert ours["response_length/mean"] == theirs["response_length/mean"]
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3, abs=1e-6)
+        assert ours["loss"] == theirs["loss"]
         assert ours["staleness/max"] == 0

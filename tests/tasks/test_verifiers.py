@@ -16,9 +16,8 @@ if not find_spec("verifiers"):  # its import takes seconds, in each process that
 
 from actors.agents.programs import AgentError
 from actors.agents.workflow import agent as workflow
-from actors.resumption import Recorder
+from actors.recorder import Recorder
 from areal_like.errors import UserError
-from areal_like.partial import PartialSample
 from areal_like.tasks import verifiers as adaptor
 from areal_like.tasks.verifiers import Verifiers, environment
 from areal_like.types import Limits, Sample
@@ -33,16 +32,14 @@ def make(seed: int = 0, **knobs: Any) -> Verifiers:
     return Verifiers(seed, **{"tokenizer": "bytes", "env": ENV, "max_tokens": 400} | knobs)
 
 
-def play(
-    task: Verifiers, *said: str, row: int = 0, most: int = 400, record: PartialSample | None = None
-) -> tuple[Sample, Speaker]:
-    """A sample whose model answers `said`, turn by turn, after the turns in `record`."""
+def play(task: Verifiers, *said: str, row: int = 0, most: int = 400) -> tuple[Sample, Speaker]:
+    """A sample whose model answers `said`, turn by turn."""
     prompt = task.prompt("train", row)
     engine = Speaker(prompt.codec, *said)
 
     async def scenario() -> Sample:
         limits = Limits(most, 1.0, (EOS,))
-        noting = Recorder(engine, task.reward, record or PartialSample())  # type: ignore[arg-type]
+        noting = Recorder(engine, task.reward)  # type: ignore[arg-type]
         return await workflow(noting, task.reward, prompt, limits, "r", agent=PLAY, timeout=30)  # type: ignore[arg-type]
 
     return asyncio.run(scenario()), engine
@@ -77,21 +74,6 @@ def test_a_single_turn_is_scored_by_the_rubric() -> None:
         assert sample.reward == reward and sample.loss_mask.all() and len(engine.asked) == 1
         prompt = task.prompt("train", 0)
         assert asyncio.run(task.reward(prompt, prompt.codec.encode(said))) == reward
-
-
-def test_a_resume_repeats_the_sample_until_the_environment_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    task, record, shown = make(args={"kind": "turns"}), PartialSample(), iter("778")
-
-    async def moody(self: Any, messages: Any, state: Any, **_: Any) -> Any:
-        return [{"role": "user", "content": next(shown)}]
-
-    monkeypatch.setattr("examples.verifiers_digits.Turns.env_response", moody)
-    first, _ = play(task, "1<eos>", "2<eos>", record=record)
-    again, engine = play(task, record=record)
-    assert again.tokens.tolist() == first.tokens.tolist() and not engine.asked
-    other, engine = play(task, "3<eos>", record=record)
-    assert task.prompt("train", 0).codec.decode(other.tokens).endswith("[assistant]1[user]8[assistant]3")
-    assert len(engine.asked) == 1
 
 
 def make_with_tools() -> Verifiers:

@@ -12,8 +12,6 @@ import pytest
 from actors import measures
 from actors.measures import AGENTS
 from actors.multi_turn import multi_turn
-from actors.resumption import Recorder
-from areal_like.partial import PartialSample
 from areal_like.stops import beginning
 from areal_like.tasks.chat import TokenizerCodec
 from areal_like.tasks.text import byte_tokenizer
@@ -223,15 +221,3 @@ def test_an_agent_makes_the_same_of_it():
     assert (ours.forks, ours.runs, ours.turn_rewards) == (theirs.forks, theirs.runs, theirs.turn_rewards)
     tokens = 2 * ours.loss_mask.sum()
     assert {"samples": 2, "turns": 6, "contexts": 6, "tokens": tokens, "calls": 0, "errors": 0} == measures.TURNS
-
-
-def test_a_sample_that_was_broken_off_forks_again_at_the_same_place():
-    """The record answers finished calls; the rest goes on with the same random numbers."""
-    codec, record = codec_of(QWEN3), PartialSample()
-    whole = by_multi_turn(codec, Speaker(codec, *SAID))
-    engine = Speaker(codec, *SAID)
-    by_multi_turn(codec, Recorder(engine, verifier, record), max_turns=2)
-    again = Recorder(Speaker(codec, SAID[2]), verifier, record)
-    sample = by_multi_turn(codec, again)
-    assert sample.tokens.tolist() == whole.tokens.tolist() and sample.forks == whole.forks
-    assert len(engine.asked) == 2 and len(again.engine.asked) == 1

@@ -23,6 +23,7 @@ from actors.engines.torch_engine import TorchEngine
 from areal_like.tasks.chat import TokenizerCodec
 from areal_like.tasks.text import byte_tokenizer
 from areal_like.types import Limits, Prompt
+from tests.actors.actor import Actor
 from tests.actors.agents.scene import (
     EOS,
     engine_of,
@@ -36,7 +37,6 @@ from tests.actors.agents.scene import (
     user,
 )  # fmt: skip
 from tests.actors.looped import looped
-from tests.actors.test_resumption import Actor, resumed
 from tests.folders import write_folder
 
 
@@ -100,15 +100,6 @@ def test_a_client_that_hangs_up_frees_its_slot_and_may_ask_again():
     assert sample.response_length == 3 and sample.loss_mask.all()
 
 
-async def counting(base_url: str, key: str, row: dict[str, Any]) -> float:
-    """An agent of four turns; its messages depend only on the answers it gets."""
-    messages = [*row["messages"]]
-    for _ in range(4):
-        messages.append(await said(base_url, key, messages, max_tokens=8))
-        messages.append(user(str(len(messages[-1]["content"]))))
-    return 0.5
-
-
 class Task:
     stop_tokens = (EOS,)
 
@@ -118,14 +109,6 @@ class Task:
 
 def actor_of(function: Any) -> Actor:
     return Actor(task=Task(), workflow=partial(workflow, agent=named(function)), engine=engine_of())
-
-
-@pytest.mark.parametrize("after", [1, 45])
-@looped
-async def test_a_sample_that_was_broken_off_goes_on_elsewhere_with_the_same_tokens(after):
-    group, _, first, second = await resumed(partial(actor_of, counting), after)
-    total = first.engine.stats()["tokens"] + second.engine.stats()["tokens"]
-    assert total == sum(int(sample.loss_mask.sum()) for sample in group.samples), "a token was sampled twice"
 
 
 @looped
