@@ -111,7 +111,7 @@ class ServedProbe:
             return
         self._totals["alarms"] += 1
         found = f"{who} does not serve version {version}: logprobs are off by {mean:.2g} on average"
-        self._notes[server] = f"{found}, above {threshold:.2g} ({why}); see docs/gpu.md"
+        self._notes[server] = f"{found}, above {threshold:.2g} ({why}); see docs/clusters.md"
         hint = "restart this actor, or raise weights.probe_error if the engine computes so coarsely on purpose"
         log.error("%s: %s, at most by %.2g, above %.2g (%s); %s", self._name, found, largest, threshold, why, hint)
 

@@ -3,7 +3,7 @@
     areal-like train configs/copy4.yaml "workflow={name: agent, agent: 'examples.agent_function:copies'}"
 
 It may use any client that does not block. One client serves all samples of an actor, so connections are kept; the key
-goes with each request. With OpenAI's own that is `client.with_options(api_key=key)`, see docs/agents.md.
+goes with each request. With OpenAI's own that is `client.with_options(api_key=key)`: docs/tasks-and-environments.md.
 """
 
 import asyncio

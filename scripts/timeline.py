@@ -5,7 +5,7 @@ It does not align the clocks of several hosts.
 
 An actor generates, evaluates (held-out prompts), or has an update of its weights; a learner trains,
 publishes, or writes a checkpoint. The rest is waiting: for another process, or for the disk. The time between a
-run and its resume is left out. (A run's idle shares are others: docs/report.md defines them.)
+run and its resume is left out. (A run's idle shares are others: docs/ablations.md defines them.)
 """
 
 import math

@@ -40,6 +40,16 @@ def test_pictures_are_there() -> None:
             assert (page.parent / target).is_file(), f"{page.name}: {target}"
 
 
+def test_code_and_configs_name_pages_that_exist() -> None:
+    files = subprocess.run(
+        ["git", "ls-files", "*.py", "*.yaml", "*.sh", "*.md"], cwd=ROOT, capture_output=True, text=True
+    )
+    named = {
+        page for path in files.stdout.split() for page in re.findall(r"docs/[a-z-]+\.md", (ROOT / path).read_text())
+    }
+    assert len(named) > 5 and sorted(page for page in named if not (ROOT / page).is_file()) == []
+
+
 def test_pages_name_files_that_exist() -> None:
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         named = re.findall(
