@@ -9,6 +9,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+KEYS = """# Keys of a config
+
+Generated from the code and `configs/base.yaml`; `areal-like config PART` shows a part of it in the terminal.
+A component is written `{name: NAME, knob: value}`, or by overrides `loss=ppo loss.clip=0.1`.
+
+"""
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -19,7 +25,7 @@ def on_files(files: Any, config: Any) -> Any:
     for name, page in (("README.md", "index.md"), ("CONTRIBUTING.md",) * 2, ("CHANGELOG.md",) * 2):
         text = re.sub(r"(\]\()docs/", r"\1", (ROOT / name).read_text(encoding="utf-8"))
         files.append(File.generated(config, page, content=text))
-    files.append(File.generated(config, "config.md", content=reference()))
+    files.append(File.generated(config, "config.md", content=KEYS + reference()))
     return files
 
 

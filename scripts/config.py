@@ -2,7 +2,7 @@
 
 A part is a section, a kind of component (`loss`), one component (`loss.dg`, your own as `loss.mine:Loss`), or one key.
 Type, default, range and meaning are read from the code and from `configs/base.yaml`; nothing is imported.
-`--markdown FILE` writes all parts, as the documentation's site shows them.
+The documentation's site has a page of all parts (`docs/hooks.py`).
 """
 
 import ast
@@ -22,7 +22,7 @@ from areal_like.config.schema import RANGES, SECTIONS, Config
 from areal_like.config.signatures import REQUIRED, Knob, signature
 from areal_like.places import CONFIGS
 
-from .console.arguments import command, new_file, refuse
+from .console.arguments import command, refuse
 from .console.output import console
 
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[a-z_]+): *(?P<value>\{[^#]*\}|[^#]*?) *(# *(?P<comment>.*))?$")
@@ -63,14 +63,12 @@ def of_fields(title: str, fields: Iterable[dataclasses.Field[Any]], base: Base, 
 def component(kind: str, name: str, seen: dict[Row | str, str] | None = None) -> str:
     """A component, e.g. `loss`, `dg`. A row or text in `seen` is replaced by the name of the first component that has
     it. Raises ConfigError."""
-    found, seen = described(kind, name), {} if seen is None else seen
-    owners: dict[str, list[Row]] = {}
+    found, seen, owners = described(kind, name), {} if seen is None else seen, dict[str, list[Row]]()
     for row in rows_of(found.knobs):
         owners.setdefault(seen.setdefault(row, name), []).append(row)
     own = owners.pop(name, [])
     shared = [f"As {other}: {', '.join(f'`{row[0]}`' for row in rows)}.\n" for other, rows in owners.items()]
-    lines = [line.lstrip() if line.startswith("    ") else line for line in found.docstring.splitlines()]  # no code
-    text = "\n".join(lines)
+    text = re.sub(r"^ {4,}", "", found.docstring, flags=re.MULTILINE)  # no code
     text = text if seen.setdefault(text, name) == name else f"See {seen[text]}."
     return "\n".join([f"### {kind}: {name}\n", *([table(own)] if own or not shared else []), *shared, f"{text}\n"])
 
@@ -106,7 +104,7 @@ def part(name: str, base: Base) -> Iterator[str]:
         yield f"## {name}\n\n{base.get(name, ('', ''))[1]}\n"
         seen: dict[Row | str, str] = {}
         yield from (component(name, each, seen) for each in COMPONENTS.get(name, ()))
-        yield preset_table(presets(name))
+        yield preset_table(sorted((CONFIGS / name).glob("*.yaml")))
         yield from (_knob_part(path) for path in PARTS if path.startswith(f"{name}."))
     elif name in PARTS:
         yield _knob_part(name)
@@ -131,19 +129,15 @@ def part(name: str, base: Base) -> Iterator[str]:
         raise ConfigError(f"a config has no part {name!r}.{hint}")
 
 
-def presets(kind: str) -> list[Path]:
-    return sorted((CONFIGS / kind).glob("*.yaml"))
-
-
 def preset_table(files: Sequence[Path]) -> str:
     """Choices that are files, e.g. `algorithm=grpo`: what each sets, and its own description."""
-    rows = []
+    rows = ""
     for file in files:
         text = file.read_text(encoding="utf-8")
         about = " ".join(line[1:].strip() for line in text.splitlines() if line.startswith("#"))
         sets = " ".join(f"{key}={value}" for key, (value, _) in said(text).items() if value)
-        rows.append(f"| `{file.parent.name}={file.stem}` | `{sets}` | {about} |\n")
-    return f"| choice | sets | |\n|---|---|---|\n{''.join(rows)}" if rows else ""
+        rows += f"| `{file.parent.name}={file.stem}` | `{sets}` | {about} |\n"
+    return f"| choice | sets | |\n|---|---|---|\n{rows}" if rows else ""
 
 
 def _knob_part(path: str) -> str:
@@ -155,21 +149,18 @@ def top_keys() -> list[dataclasses.Field[Any]]:
 
 
 def reference() -> str:
-    """All parts as one page, which `docs/hooks.py` adds to the site."""
+    """All parts, each text once."""
     base = said((CONFIGS / "base.yaml").read_text(encoding="utf-8"))
-    head = (
-        "# Keys of a config\n\n"
-        "Generated from the code and `configs/base.yaml`; `areal-like config PART` shows a part of it. "
-        "A component is written `{name: NAME, knob: value}`, or by overrides `loss=ppo loss.clip=0.1`.\n"
-    )
     parts = [text for name in (*SECTIONS, *COMPONENTS, *PRESETS) for text in part(name, base)]
-    return "\n".join([head, of_fields("top level", top_keys(), base), *parts]).rstrip() + "\n"
+    return "\n".join([of_fields("top level", top_keys(), base), *parts]).rstrip() + "\n"
 
 
 def overview() -> str:
     lines = [f"keys: {', '.join(each.name for each in top_keys())}", f"sections: {', '.join(SECTIONS)}"]
     for kind in (*COMPONENTS, *PRESETS):
-        names = dict.fromkeys([*COMPONENTS.get(kind, ()), *(file.stem for file in presets(kind))])
+        names = dict.fromkeys(
+            [*COMPONENTS.get(kind, ()), *sorted(file.stem for file in (CONFIGS / kind).glob("*.yaml"))]
+        )
         lines.append(f"{kind}: {', '.join(names)}")
     return "\n".join([*lines, "more: areal-like config PART, e.g. loss.dg, learner, buffer, run.steps"])
 
@@ -177,11 +168,7 @@ def overview() -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = command("config", __doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help="e.g. learner, loss.dg, buffer, run.steps")
-    parser.add_argument("--markdown", type=new_file, metavar="FILE", help="write all parts to this file")
     args = parser.parse_args(argv)
-    if args.markdown:
-        args.markdown.write_text(reference(), encoding="utf-8")
-        return 0
     base, out = said((CONFIGS / "base.yaml").read_text(encoding="utf-8")), console()
     try:
         found = [text for name in args.parts for text in part(name, base)]

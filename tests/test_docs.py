@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "config.md"})
+CODE = r"`((?:areal_like|actors|buffer|learners|scripts|tests|examples|configs)/[\w/.-]+\.\w+)`"
 LOADED = re.compile(r'<(?:script|img|iframe)[^>]*src="(?:https?:)?//[^"]+"|<link[^>]*href="https?://[^"]+"')
 
 
@@ -22,10 +24,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_site_has_every_page(site: Path) -> None:
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"dev-log"} | {"config"}
-    assert not {name for name in pages if not (site / name / "index.html").is_file()}
+def test_the_site_has_every_page_and_the_pages_are_few_and_short(site: Path) -> None:
+    words = {page.stem: len(page.read_text().split()) for page in PAGES if page.stem != "dev-log"}
+    assert not {name for name in words.keys() | {"config"} if not (site / name / "index.html").is_file()}
     assert "areal_like" in (site / "index.html").read_text()
+    assert len(words) == 12 and sum(words.values()) <= 25_000 and max(words.values()) <= 4_800, words
 
 
 def test_no_page_loads_anything_from_a_network(site: Path) -> None:
@@ -35,24 +38,18 @@ def test_no_page_loads_anything_from_a_network(site: Path) -> None:
 
 
 def test_pictures_are_there() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [*PAGES, ROOT / "README.md"]:
         for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
             assert (page.parent / target).is_file(), f"{page.name}: {target}"
 
 
-def test_code_and_configs_name_pages_that_exist() -> None:
-    files = subprocess.run(
+def test_files_name_pages_and_pages_name_files_that_exist() -> None:
+    listed = subprocess.run(
         ["git", "ls-files", "*.py", "*.yaml", "*.sh", "*.md"], cwd=ROOT, capture_output=True, text=True
     )
-    named = {
-        page for path in files.stdout.split() for page in re.findall(r"docs/[a-z-]+\.md", (ROOT / path).read_text())
-    }
-    assert len(named) > 5 and sorted(page for page in named if not (ROOT / page).is_file()) == []
-
-
-def test_pages_name_files_that_exist() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        named = re.findall(
-            r"`((?:areal_like|actors|buffer|learners|scripts|tests|examples|configs)/[\w/.-]+\.\w+)`", page.read_text()
-        )
-        assert not [path for path in named if "NAME" not in path and not (ROOT / path).exists()], page.name
+    files = listed.stdout.split()
+    named = {page for path in files for page in re.findall(r"docs/[a-z-]+\.md", (ROOT / path).read_text())}
+    assert len(named) > 5
+    for page in [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        named |= {*re.findall(CODE, page.read_text())}
+    assert not [path for path in named if "NAME" not in path and not (ROOT / path).exists()]
