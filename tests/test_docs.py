@@ -53,18 +53,6 @@ def test_files_name_pages_and_pages_name_files_that_exist() -> None:
     for page in [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
         named |= {*re.findall(CODE, page.read_text())}
     assert not [path for path in named if "NAME" not in path and not (ROOT / path).exists()]
-    named = {
-        page for path in files.stdout.split() for page in re.findall(r"docs/[a-z-]+\.md", (ROOT / path).read_text())
-    }
-    assert len(named) > 5 and sorted(page for page in named if not (ROOT / page).is_file()) == []
-
-
-def test_pages_name_files_that_exist() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
-        named = re.findall(
-            r"`((?:areal_like|actors|buffer|learners|scripts|tests|examples|configs)/[\w/.-]+\.\w+)`", page.read_text()
-        )
-        assert not [path for path in named if "NAME" not in path and not (ROOT / path).exists()], page.name
 
 
 def test_figures_in_the_readme_are_those_of_the_results() -> None:
