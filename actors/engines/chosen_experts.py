@@ -45,6 +45,7 @@ class ChosenExperts:
 
     def decoded(self, lengths: np.ndarray, found: np.ndarray) -> None:
         """The last token of each sequence, of these lengths int64 [n], had `found` [n, layers, k]."""
+        self.reserve(int(lengths.max()))
         self._kept[np.arange(len(lengths)), lengths - 1] = found
 
     def move(self, source: int, target: int, time: int) -> None:

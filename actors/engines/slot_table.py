@@ -58,7 +58,8 @@ class PositionSpan(NamedTuple):
 
 class SlotTable:
     """Columns, each [slots] or [slots, time]: `tokens` int64 (prompt, then response), `logprobs` float32 (at the
-    position of their token), `lengths` int64 (tokens so far), `temperatures` float32."""
+    position of their token), `lengths` int64 (tokens so far), `temperatures` float32, `rows` int64 (in the decode step
+    that has begun last)."""
 
     def __init__(self, slots: int):
         self.slots = slots
@@ -67,6 +68,7 @@ class SlotTable:
         self.logprobs = np.zeros((slots, 0), np.float32)
         self.lengths = np.zeros(slots, np.int64)
         self.temperatures = np.zeros(slots, np.float32)
+        self.rows = np.zeros(slots, np.int64)
         self._keys = np.zeros(slots, np.uint64)
         self._shifts = np.zeros(slots, np.int64)  # position in the random stream − position in the sequence
         self._ends = np.zeros(slots, np.int64)  # length at which the sequence is cut
@@ -161,6 +163,12 @@ class SlotTable:
         return whole(request, finish)
 
     @property
+    def ongoing(self) -> bool:
+        """Whether any sequence may need a token behind its next one."""
+        n = len(self.requests)
+        return bool((self.lengths[:n] + 1 < self._ends[:n]).any())
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest sequence; 0 without any."""
         return int(self.lengths[: len(self.requests)].max(initial=0))
@@ -177,7 +185,7 @@ class SlotTable:
         length = self.lengths[moved]
         self.tokens[slot, :length] = self.tokens[moved, :length]
         self.logprobs[slot, :length] = self.logprobs[moved, :length]
-        columns = self.lengths, self.temperatures, self._keys, self._shifts, self._ends, self._run_starts
+        columns = self.lengths, self.temperatures, self.rows, self._keys, self._shifts, self._ends, self._run_starts
         for column in (*columns, self._stops, self._texts):
             column[slot] = column[moved]
         return moved

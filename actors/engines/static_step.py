@@ -1,6 +1,10 @@
 """A decode step with fixed shapes and no host synchronisation: from tokens, lengths and keys of random streams to the
 next tokens and their logprobs. On a GPU it is captured as a CUDA graph and replayed.
 
+The step behind it can begin before the host has these tokens: they stay on the device, and the host has the rest. A
+sequence that turns out to have ended is computed once more, and its result dropped. The host's changes to keys, values
+and weights come behind that step in the device's stream.
+
 There is one graph per shape (sequences, rounded up, and room for the longest one), captured when it is first needed.
 Graphs hold addresses: weights are written in place, and keys and values stay in one pool (`slot_cache.PooledCache`).
 Rows beyond the running sequences compute on free slots.
@@ -36,42 +40,59 @@ def rounded_up(n: int) -> int:
 
 
 class StaticStep:
-    """The decode step over up to `slots` sequences on the cache's device; `chosen` also brings routers' experts."""
+    """The decode step over up to `slots` sequences on the cache's device; `chosen` also brings routers' experts.
+    The host's memory is there twice, for the newest step and the one before it."""
 
     def __init__(
         self, decoder: FusedDecoder | ModelDecoder, cache: SlotCache, slots: int, chosen: ChosenExperts | None = None
     ):
         device = cache.keys.device
         self._decoder, self._cache, self._chosen = decoder, cache, chosen
-        self._captures = pinned = device.type == "cuda"
+        self._captures = cuda = device.type == "cuda"
         self._input = torch.zeros(INPUTS, slots, dtype=torch.int64, device=device)
         self._output = torch.zeros(2, slots, dtype=torch.int32, device=device)
-        self._sent = torch.zeros(INPUTS, slots, dtype=torch.int64, pin_memory=pinned)
-        self._got = torch.zeros(2, slots, dtype=torch.int32, pin_memory=pinned)
-        routed = (slots, *chosen.routing[:2]) if chosen else (0,)
+        routed = (slots, *(chosen.routing[:2] if chosen else (0,)))
         self._experts = torch.zeros(routed, dtype=torch.int32, device=device)
-        self._got_experts = torch.zeros(routed, dtype=torch.int32, pin_memory=pinned)
+        self._sent = torch.zeros(2, INPUTS, slots, dtype=torch.int64, pin_memory=cuda)
+        self._got, self._got_experts = (
+            torch.zeros(2, *shape, dtype=torch.int32, pin_memory=cuda) for shape in ((2, slots), routed)
+        )
+        self._done = [torch.cuda.Event() for _ in range(2)] if cuda else []
+        self._newest = 0
         self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
 
-    def __call__(self, table: SlotTable) -> tuple[np.ndarray, np.ndarray]:
-        """Sample the next token of each running sequence → ids int64 [n], logprobs float32 [n]. Raises RuntimeError if
-        one is not a number."""
-        n = len(table)
-        self._fill(table, n)
-        with torch.inference_mode():
-            self._input.copy_(self._sent, non_blocking=True)
-            self._run(self._shape(n, table.longest))
-            self._got.copy_(self._output, non_blocking=True)
-            self._got_experts.copy_(self._experts, non_blocking=True)
-        if self._got.is_pinned():
-            torch.cuda.current_stream(self._input.device).synchronize()
-        tokens, logprobs = self._got[0, :n].numpy().astype(np.int64), self._got[1, :n].numpy().view(np.float32).copy()
+    def __call__(self, table: SlotTable, begun: bool, ahead: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The next token of each running sequence → ids int64 [n], logprobs float32 [n], experts int32 [n, layers, k].
+        `ahead`: the step behind it begins too, and the next call has `begun`; sequences may leave the table in between,
+        but none may join. Raises RuntimeError if a logprob is not a number."""
+        if not begun:
+            for done in self._done:  # the device may be at a step whose sequences have all left
+                done.synchronize()
+            self._begin(table, 0)
+        which, rows = self._newest, table.rows[: len(table)].copy()
+        if ahead:
+            self._begin(table, 1)
+        if self._done:
+            self._done[which].synchronize()
+        got = self._got[which].numpy()[:, rows]
+        logprobs = got[1].view(np.float32)
         refuse_nan(logprobs)
-        return tokens, logprobs
+        return got[0].astype(np.int64), logprobs, self._got_experts[which].numpy()[rows]
 
-    def experts(self, n: int) -> np.ndarray:
-        """Those of the last step's first n sequences: int32 [n, layers, k], until the next step."""
-        return self._got_experts[:n].numpy()
+    def _begin(self, table: SlotTable, behind: int) -> None:
+        """`behind`: 1 for the step behind the newest one, whose tokens are on the device only; else 0."""
+        n, which = len(table), 1 - self._newest
+        self._fill(self._sent[which].numpy(), table, n, behind)
+        with torch.inference_mode():
+            self._input.copy_(self._sent[which], non_blocking=True)
+            if behind:
+                self._input[0].copy_(self._output[0].index_select(0, self._input[0]))
+            self._run(self._shape(n, table.longest + behind))
+            self._got[which].copy_(self._output, non_blocking=True)
+            self._got_experts[which].copy_(self._experts, non_blocking=True)
+        if self._done:
+            self._done[which].record(torch.cuda.current_stream(self._input.device))
+        self._newest, table.rows[:n] = which, np.arange(n)
 
     def step(self, rows: int, time: int) -> None:
         """From the first `rows` columns of the input to those of the output. None is longer than `time`."""
@@ -85,13 +106,13 @@ class StaticStep:
         if self._chosen:
             self._experts[:rows].copy_(self._chosen.newest())
 
-    def _fill(self, table: SlotTable, n: int) -> None:
-        sent = self._sent.numpy()
-        sent[0, :n] = table.last_tokens()
-        sent[1, :n] = table.lengths[:n]
+    def _fill(self, sent: np.ndarray, table: SlotTable, n: int, behind: int) -> None:
+        """Behind another step the first row is of places in its output."""
+        sent[0, :n] = table.rows[:n] if behind else table.last_tokens()
+        sent[1, :n] = table.lengths[:n] + behind
         keys, places = table.stream()
         sent[2, :n] = keys.view(np.int64)
-        sent[3, :n] = places
+        sent[3, :n] = places + behind
         sent[4, :n] = table.temperatures[:n].astype(np.float64).view(np.int64)
         sent[:, n:] = 0
         sent[1, n:] = 1

@@ -9,7 +9,9 @@ and weight updates come between two steps. A long prefill yields between its for
 Every token comes from one decode path, and a prefill only fills the KV cache: an update with `kv_policy="recompute"` is
 one more prefill of all running sequences.
 
-On a GPU a step is a replayed CUDA graph (`static_step`); all else is the same code.
+On a GPU a step is a replayed CUDA graph (`static_step`); all else is the same code. There the device computes the next
+step while the host handles the tokens of one. Wherever something is to be done between two steps (a sequence joins,
+weights or memory change), the next one is not begun ahead; if it has been, its tokens come first.
 
 The step task waits for `_wake` when there is nothing to do; unblocked by `generate`. `load` waits for the end of the
 step or, where `interruptible` is false, of the running sequences.
@@ -116,6 +118,7 @@ class TorchEngine:
         self._loads: list[tuple[Update, asyncio.Future[None]]] = []
         self._limit, self._peace, self._joined = self.slots, 0, 0
         self._stepping = False
+        self._begun = False  # the next step, ahead
         self._ending: list[tuple[SlotRequest, Finish]] = []  # asked for during a step
         self._stale = False  # recompute the KV of the running sequences before the next step
         self._wake = asyncio.Event()
@@ -209,12 +212,13 @@ class TorchEngine:
         while True:
             self.step_costs.end(perf_counter())
             if not self._table.requests:
+                self._begun = False  # for sequences that have all left
                 self._apply_waiting_loads()
                 self._pause_start = None
                 if not self._waiting:
                     self._wake.clear()
                     await self._wake.wait()
-            elif self._interruptible:
+            elif self._interruptible and not self._begun:
                 self._apply_waiting_loads()  # directly before the step: nothing else stands between the two
             self._stepping = True
             try:
@@ -231,6 +235,23 @@ class TorchEngine:
 
     async def _step(self) -> None:
         start, table = perf_counter(), self._table
+        if not self._begun:
+            await self._prepare(start)
+        if not table.requests:
+            return
+        self.step_costs.begin(perf_counter(), len(table), int(table.lengths[: len(table)].sum()))
+        tokens, logprobs = self._decode()
+        self._totals["tokens"] += len(tokens)
+        self._peace += 1
+        if self._peace % PEACE == 0:
+            self._limit = min(self.slots, self._limit + 1)
+        for slot, finish in table.append(tokens, logprobs):
+            self._answer(table.requests[slot], finish)
+        self._totals["busy_seconds"] += perf_counter() - start
+
+    async def _prepare(self, start: float) -> None:
+        """The work between two steps: of memory, keys and values of old weights, and sequences that join."""
+        table = self._table
         if self._pause_start is not None:
             self._totals["pause_seconds"] += start - self._pause_start
             self._totals["pauses"] += 1
@@ -246,17 +267,12 @@ class TorchEngine:
         self._reserve()
         before = perf_counter()
         await self._fill(joined)
-        now = perf_counter()
-        self.step_costs.prefilled(int(table.lengths[joined].sum()), now - before)
-        self.step_costs.begin(now, len(table), int(table.lengths[: len(table)].sum()))
-        tokens, logprobs = self._decode()
-        self._totals["tokens"] += len(tokens)
-        self._peace += 1
-        if self._peace % PEACE == 0:
-            self._limit = min(self.slots, self._limit + 1)
-        for slot, finish in table.append(tokens, logprobs):
-            self._answer(table.requests[slot], finish)
-        self._totals["busy_seconds"] += perf_counter() - start
+        self.step_costs.prefilled(int(table.lengths[joined].sum()), perf_counter() - before)
+
+    def _goes_on(self) -> bool:
+        """Whether, by the host's present knowledge, there is no work between the next step and the one behind it."""
+        fits, loads = self._table.longest < self._cache.capacity, self._loads and self._interruptible
+        return self._table.ongoing and fits and not loads and not self._next_joins()
 
     def _relieve(self) -> None:
         """Put back the newest sequences until the others' next tokens find room."""
@@ -281,15 +297,19 @@ class TorchEngine:
     def _admit(self) -> list[int]:
         """Give slots to waiting sequences, as far as there is room → these slots."""
         joined = []
-        while self._waiting and not self._loads and len(self._table) < self._limit:
-            longest, running = max(self._table.longest, len(self._waiting[0].prompt)) + 1, len(self._table)
-            if self._kv_tokens is not None and running and (running + 1) * longest > self._kv_tokens:
-                break  # no room for another sequence, and for one token more of each
+        while self._next_joins():
             request = self._waiting.popleft()
             self._joined += 1
             request.joined = self._joined
             joined.append(self._table.add(request))
         return joined
+
+    def _next_joins(self) -> bool:
+        """Whether the first waiting sequence gets a slot: there is room for it, and for one token more of each."""
+        if not self._waiting or self._loads or len(self._table) >= self._limit:
+            return False
+        longest, running = max(self._table.longest, len(self._waiting[0].prompt)) + 1, len(self._table)
+        return self._kv_tokens is None or not running or (running + 1) * longest <= self._kv_tokens
 
     @torch.inference_mode()
     def _reserve(self) -> None:
@@ -311,10 +331,11 @@ class TorchEngine:
         table, n = self._table, len(self._table)
         lengths = table.lengths[:n]
         if self._static is not None:
-            sampled = self._static(table)
+            begun, self._begun = self._begun, self._goes_on()
+            ids, logprobs, experts = self._static(table, begun, self._begun)
             if self._chosen:
-                self._chosen.decoded(lengths, self._static.experts(n))
-            return sampled
+                self._chosen.decoded(lengths, experts)
+            return ids, logprobs
         self._cache.begin_decode(lengths)
         tokens = torch.from_numpy(table.last_tokens()).to(self._device)[:, None]
         positions = torch.from_numpy(lengths - 1).to(self._device)[:, None]
@@ -364,6 +385,7 @@ class TorchEngine:
             if not request.future.done():
                 request.future.set_exception(error)
         self._table = SlotTable(self.slots)
+        self._begun = False
         self._waiting.clear()
         self._cache.clear()
         self._stale = False

@@ -4,6 +4,7 @@ Through updates in flight each token comes from the right weights, and the bits 
 import asyncio
 import copy
 import functools
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from transformers import DynamicCache, Qwen3MoeConfig
 
 from actors.engines import decoders
 from actors.engines.sampler import sample
+from actors.engines.slot_table import SlotTable
+from actors.engines.static_step import StaticStep
 from actors.engines.torch_engine import TorchEngine
 from areal_like.models import compiling
 from areal_like.models.causal_lm import publishable, state_of, write_state
@@ -85,6 +88,31 @@ def test_sampling_is_the_inverse_cdf_of_keyed_uniforms(kind, step):
             np.testing.assert_array_equal(one.tokens, (cdf <= draws[:, None]).sum(-1))
 
 
+@pytest.mark.parametrize("kind", ["qwen2", "granite"])
+@pytest.mark.parametrize("step", ["static"], indirect=True)
+def test_a_step_that_begins_ahead_changes_no_bit(step, kind, monkeypatch):
+    """Of tokens and logprobs, where the shapes of steps and prefills are the same; sequences stop, join and leave."""
+    for name in ("prefill.PREFILL_TOKENS", "prefill.LEAST_PREFILL_TOKENS"):
+        monkeypatch.setattr(f"actors.engines.{name}", 1)
+    monkeypatch.setattr("actors.engines.static_step.LEAST_TIME", 128)
+    monkeypatch.setattr("actors.engines.static_step.rounded_up", lambda n: 8)
+    begin, append, seen = StaticStep._begin, SlotTable.append, []
+    monkeypatch.setattr(StaticStep, "_begin", lambda *a, **kw: seen.append(len(a[1])) or begin(*a, **kw))
+    monkeypatch.setattr(SlotTable, "append", lambda *args: seen.append(0) or append(*args))
+    prompts = prompts_of(*[1 + 5 * i % 17 for i in range(16)])
+    limits = [Limits(9 + i, temperature=i % 3 / 2, key=i, stop=tuple(range(i, i + i % 4))) for i in range(16)]
+    runs = []
+    for ahead in (True, False):
+        if not ahead:
+            monkeypatch.setattr(TorchEngine, "_goes_on", lambda engine: False)
+        seen.clear()
+        done, stats = sampled(new_model(kind), prompts, limits, late=1, slots=8)
+        twice = any(one and other for one, other in pairwise(seen))
+        assert (twice, sum(seen) > stats["tokens"]) == (ahead, ahead), "some are for ended sequences"
+        runs.append([(each.tokens.tolist(), each.logprobs.tolist(), each.finish, each.runs) for each in done])
+    assert runs[0] == runs[1] and {finish for _, _, finish, _ in runs[0]} == {"stop", "length"}
+
+
 def test_stop_token_ends_the_response_and_is_part_of_it():
     model = new_model()
     (prompt,) = prompts_of(5)
@@ -105,7 +133,7 @@ def test_stop_token_ends_the_response_and_is_part_of_it():
     asyncio.run(main())
 
 
-def test_abort_returns_what_is_there():
+def test_abort_returns_what_is_there(step):
     prompts = prompts_of(5, 6, 7)
     limits = [Limits(60, key=i) for i in range(3)]
 
@@ -206,7 +234,7 @@ def test_update_in_flight(policy, kind, step):
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
 
 
-def test_a_prompt_that_old_weights_have_read_is_not_shared():
+def test_a_prompt_that_old_weights_have_read_is_not_shared(step):
     model, new = new_model(), new_model(seed=1)
     (prompt,) = prompts_of(9)
 
@@ -226,7 +254,7 @@ def test_a_prompt_that_old_weights_have_read_is_not_shared():
     asyncio.run(main())
 
 
-def test_an_uninterruptible_engine_finishes_under_the_old_weights():
+def test_an_uninterruptible_engine_finishes_under_the_old_weights(step):
     prompts = prompts_of(4, 5, 6)
 
     async def main():
@@ -246,7 +274,7 @@ def test_an_uninterruptible_engine_finishes_under_the_old_weights():
     asyncio.run(main())
 
 
-def test_broken_weights_reach_every_caller_and_good_ones_heal():
+def test_broken_weights_reach_every_caller_and_good_ones_heal(step):
     good = new_model()
     broken = copy.deepcopy(good)
     with torch.no_grad():
