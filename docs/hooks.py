@@ -31,6 +31,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """`../learners/x.py` and, from the README, `learners/x.py` are named, not linked: a site has no such pages."""
+    markdown = re.sub(r"`[^`\n]+`", lambda code: code[0].replace("\\|", "|"), markdown)  # as GitHub shows it in tables
     markdown = markdown.replace("](../CONTRIBUTING.md", "](CONTRIBUTING.md").replace(
         "[examples/](examples/README.md)", "`examples/`"
     )
