@@ -8,11 +8,12 @@ overrides, `configs/base.yaml` has the defaults and explains each key. The resul
 import copy
 import dataclasses
 import functools
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from areal_like.config.annotations import outside
@@ -262,11 +263,12 @@ def _names(shape: type) -> list[str]:
 
 
 @functools.cache
-def _shape() -> DictConfig:
+def _shape() -> bytes:
+    """An empty config, pickled: to load it takes a sixth of the time of a copy."""
     shape = cast(DictConfig, OmegaConf.structured(Config))
     for name, section in SECTIONS.items():
         shape[name] = OmegaConf.structured(section)
-    return shape
+    return pickle.dumps(shape)
 
 
 def _typed(tree: Tree) -> Config:
@@ -274,16 +276,17 @@ def _typed(tree: Tree) -> Config:
     buffer = tree.get("buffer")
     if isinstance(buffer, dict) and buffer.get("journal") is False:
         buffer["journal"] = "off"  # YAML 1.1 reads off as false
-    config, at = copy.deepcopy(_shape()), ""
+    config, at = cast(DictConfig, pickle.loads(_shape())), ""
     try:
         for name, value in tree.items():
             below = value if name in SECTIONS and isinstance(value, dict) else {}
+            section = config[name] if below else config
             for key in below:  # key by key: `merge` takes three times as long
                 at = f"{name}.{key}"
-                OmegaConf.update(config[name], key, below[key], merge=False)
+                OmegaConf.update(section, key, below[key], merge=False)
             if not below:
                 at, config[name] = name, value
-        for key in sorted(OmegaConf.missing_keys(config)):
+        for key in sorted(key for key, value in _leaves(_plain(config)).items() if value == MISSING):
             hint = "" if key.partition(".")[0] in tree else ", or let the file extend base"
             raise ConfigError(f"{key} has no value: set it with {key}=VALUE{hint}", key)
         OmegaConf.resolve(config)
