@@ -37,7 +37,7 @@ ROWS = 256
 """Most prompts of each split to check without `rows_beyond`; of held-out ones those asked, one of a generated task."""
 
 _TRIED = set[str]()
-"""Tasks, with limits, whose rewards work: an ablation checks many configs of one task."""
+"""Tasks, with limits, whose rewards work or whose prompts fit: an ablation checks many configs of one task."""
 
 
 def preflight(config: Config, gpus: Gpus | None = None) -> tuple[str, dict[str, str]]:
@@ -266,6 +266,9 @@ def check_lengths(task: Task, heldout: int, config: Config, model: Any) -> None:
         known["engine.kv_tokens"] = held
 
     set_limit = config.sampling.max_new_tokens  # each look into a config takes longer than a prompt
+    spec = repr((config.task, config.run.seed, set_limit, known, heldout))
+    if spec in _TRIED and isinstance(task, GeneratedPrompts):  # no file of which could have changed
+        return
 
     def problem(split: str, row: int) -> str:
         prompt = task.prompt(split, row)
@@ -277,6 +280,7 @@ def check_lengths(task: Task, heldout: int, config: Config, model: Any) -> None:
 
     least = min(known.values(), default=None)
     _refuse_rows(task, {split: rows_to_check(task, split, heldout, config, least) for split in SPLITS}, problem)
+    _TRIED.add(spec)
 
 
 def _refuse_rows(task: Task, rows: Mapping[str, Sequence[int]], problem: Callable[[str, int], str]) -> None:
