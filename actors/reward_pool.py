@@ -29,8 +29,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from pkgutil import resolve_name
 from typing import Any, TextIO
 
-import numpy as np
-
 from actors.child import GUARD, die_with_parent
 from areal_like.rewards import LARGEST_REWARD, MOST_PARTS, PART
 from areal_like.tasks.sandbox import WALL
@@ -127,6 +125,8 @@ class RewardPool:
     def stats(self) -> dict[str, float]:
         """As in `actors.measures`: `timeouts` of single answers, `errors` (all other failures), quantiles of the latest
         answered calls. Without calls of the pool only numbers above 0."""
+        import numpy as np  # here: a worker has no use for it, and starts in half the time
+
         names = ("answered", "calls", "timeouts", "errors", "unverified", "unscored")
         found = {f"sum:rewards/{name}": float(getattr(self, name)) for name in names}
         p50, p99 = np.quantile(self._seconds, [0.5, 0.99]) if self._seconds else (0.0, 0.0)

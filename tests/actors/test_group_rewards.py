@@ -16,6 +16,7 @@ from areal_like.types import Lease, Prompt, Sample
 from tests.actors.looped import looped
 from tests.actors.test_reward_pool import in_pool
 from tests.actors.test_worker import Client, Engine, Task, settle
+from tests.scripts import graders
 
 TASK = Prompt(np.array([1], np.int32), {"answer": 3}, 5)
 
@@ -34,17 +35,12 @@ def scored(spec, samples, **pool):
     return in_pool(run, **pool)
 
 
-def total_minus(prompt, answers, *, by=0.0):
-    """A user's own: the sum of all rewards, minus `by`."""
-    return [sum(answer["reward"] for answer in answers) - by] * len(answers)
-
-
 def one_too_few(prompt, answers):
     return [0.0] * (len(answers) - 1)
 
 
 def test_a_function_runs_in_the_pool_with_its_knobs():
-    spec = {"name": "tests.actors.test_group_rewards:total_minus", "by": 0.5}
+    spec = {"name": f"{graders.__name__}:total_minus", "by": 0.5}
     assert scored(spec, [sample(1.0), sample(2.0)]) == [2.5, 2.5]
     assert scored({"name": "none"}, [sample(1.0), sample(2.0)], workers=0) == [1.0, 2.0]
 

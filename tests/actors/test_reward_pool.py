@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -98,24 +99,21 @@ def test_a_verifier_has_a_limit_on_its_processor_time_and_a_far_one_on_wall_time
     in_pool(test, timeout=0.1)
 
 
-@pytest.mark.parametrize(
-    ("call", "words", "is_crash"),
-    [
-        (("os:abort",), "worker process died", True),
-        (("sys:exit",), "worker process died", True),
-        (("operator:truediv", 1, 0), "ZeroDivisionError", False),
-        (("builtins:float", "nan"), "returned nan, expected a finite number", False),
-        (("no_such_module:f",), "ModuleNotFoundError", False),
-        (("operator:mul", "x" * 1000, 1 << 20), "MemoryError", False),
-    ],
-)
-def test_an_error_fails_its_call_and_only_a_crash_needs_a_new_worker(call, words, is_crash):
+def test_an_error_fails_its_call_and_only_a_crash_needs_a_new_worker():
     async def test(pool):
-        worker = await pool.score("os:getpid")
-        with pytest.raises(RewardError, match=words):
-            await pool.score(*call)
-        assert (await pool.score("os:getpid") == worker) != is_crash
-        assert (pool.timeouts, pool.errors) == (0, 1)
+        for call, words, is_crash in (
+            (("operator:truediv", 1, 0), "ZeroDivisionError", False),
+            (("builtins:float", "nan"), "returned nan, expected a finite number", False),
+            (("no_such_module:f",), "ModuleNotFoundError", False),
+            (("operator:mul", "x" * 1000, 1 << 20), "MemoryError", False),
+            (("os:abort",), "worker process died", True),
+            (("sys:exit",), "worker process died", True),
+        ):
+            worker, errors = await pool.score("os:getpid"), pool.errors
+            with pytest.raises(RewardError, match=words):
+                await pool.score(*call)
+            assert (await pool.score("os:getpid") == worker) != is_crash, call
+            assert (pool.timeouts, pool.errors) == (0, errors + 1), call
 
     in_pool(test, memory_limit=1 << 28)
 
@@ -192,40 +190,33 @@ def graded(found):
 
 
 @pytest.mark.parametrize("place", ["verification", "reward"])
-@pytest.mark.parametrize(
-    ("returned", "weights", "reward", "parts"),
-    [
-        ("{'form': 1, 'right': True}", {}, 2.0, {"form": 1.0, "right": 1.0}),
-        ("{'form': 1, 'right': 4.0}", {"form": 0.5}, 4.5, {"form": 1.0, "right": 4.0}),
-        ("0.5", {}, 0.5, {}),
-        ("None", {}, NoReward, {}),
-        ("None", {"form": 0.5}, NoReward, {}),
-        ("{}", {}, RewardError, {}),
-        ("{'a b': 1}", {}, RewardError, {}),
-        ("{'form': None}", {}, RewardError, {}),
-        ("{'form': float('nan')}", {}, RewardError, {}),
-        ("{'form': 1e9}", {"form": 2.0}, RewardError, {}),
-        ("{'form': 1}", {"from": 0.5}, RewardError, {}),
-        ("1.0", {"form": 0.5}, RewardError, {}),
-    ],
-)
-def test_a_reward_is_a_number_or_weighted_parts_or_none(place: str, returned, weights, reward, parts) -> None:
-    async def in_process(*_):
-        return graded(returned)
-
-    found = {"verification": lambda *_: (f"{__name__}:graded", (returned,)), "reward": in_process}[place]
-    task = type("Graded", (Copy,), {place: found, "reward_weights": weights})(0, digits=4)
-
+def test_a_reward_is_a_number_or_weighted_parts_or_none(place: str) -> None:
     async def test(pool):
-        if isinstance(reward, float):
-            score = await rewarded(task, pool, 3)
-            assert (score, score.parts) == (reward, parts)
-        else:
-            with pytest.raises(reward) as error:
-                await rewarded(task, pool, 3, on_error="drop")
-            assert (
-                pool.stats().get("sum:rewards/unscored", 0) == (reward is NoReward) == (type(error.value) is NoReward)
-            )
+        for returned, weights, reward, parts in (
+            ("{'form': 1, 'right': True}", {}, 2.0, {"form": 1.0, "right": 1.0}),
+            ("{'form': 1, 'right': 4.0}", {"form": 0.5}, 4.5, {"form": 1.0, "right": 4.0}),
+            ("0.5", {}, 0.5, {}),
+            ("None", {}, NoReward, {}),
+            ("None", {"form": 0.5}, NoReward, {}),
+            ("{}", {}, RewardError, {}),
+            ("{'a b': 1}", {}, RewardError, {}),
+            ("{'form': None}", {}, RewardError, {}),
+            ("{'form': float('nan')}", {}, RewardError, {}),
+            ("{'form': 1e9}", {"form": 2.0}, RewardError, {}),
+            ("{'form': 1}", {"from": 0.5}, RewardError, {}),
+            ("1.0", {"form": 0.5}, RewardError, {}),
+        ):
+            here = AsyncMock(return_value=graded(returned))
+            found = {"verification": lambda *_, it=returned: (f"{__name__}:graded", (it,)), "reward": here}[place]
+            task = type("Graded", (Copy,), {place: found, "reward_weights": weights})(0, digits=4)
+            if isinstance(reward, float):
+                score = await rewarded(task, pool, 3)
+                assert (score, score.parts) == (reward, parts), returned
+            else:
+                with pytest.raises(reward) as error:
+                    await rewarded(task, pool, 3, on_error="drop")
+                assert (type(error.value) is NoReward) == (reward is NoReward), returned
+        assert pool.stats()["sum:rewards/unscored"] == 2
 
     in_pool(test, workers=1 if place == "verification" else 0)
 

@@ -23,6 +23,15 @@ def returns_none(answer: str, response: str) -> None:
     return None
 
 
+def near(answer: str, response: str, *, within: float = 0.0) -> float:
+    return float(abs(float(answer) - float(response)) <= within)
+
+
+def total_minus(prompt: object, answers: list[dict], *, by: float = 0.0) -> list[float]:
+    """Of a whole group: the sum of all rewards, minus `by`."""
+    return [sum(answer["reward"] for answer in answers) - by] * len(answers)
+
+
 def hangs(answer: str, response: str) -> float:
     time.sleep(3600)
     return 1.0

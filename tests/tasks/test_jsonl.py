@@ -17,6 +17,7 @@ from areal_like.tasks.maths import exact, last_number, math_verify
 from areal_like.tasks.text import TEMPLATE
 from tests.actors.test_reward_pool import in_pool
 from tests.folders import write_repository
+from tests.scripts import graders
 
 
 @pytest.fixture
@@ -93,19 +94,17 @@ def test_a_response_is_scored_as_text_without_special_tokens(make):
     assert asyncio.run(task.reward(prompt, encode(task, "It is 5."))) == 0.0
 
 
-def near(answer: str, response: str, *, within: float = 0.0) -> float:
-    return float(abs(float(answer) - float(response)) <= within)
+NEAR = f"{graders.__name__}:near"
 
 
-@pytest.mark.slow
 def test_a_reward_has_knobs_which_reach_it_and_are_checked_before(make):
-    task = make(sums(3), reward={"name": f"{__name__}:near", "within": 2})
+    task = make(sums(3), reward={"name": NEAR, "within": 2})
     prompt = task.prompt("train", 0)
     almost = encode(task, str(float(prompt.answer) + 1.5))
-    assert asyncio.run(make(sums(3), reward=f"{__name__}:near").reward(prompt, almost)) == 0.0
+    assert asyncio.run(make(sums(3), reward=NEAR).reward(prompt, almost)) == 0.0
     assert in_pool(lambda pool: reward_function(task, pool)(prompt, almost)) == 1.0
     for reward, key in (
-        ({"name": f"{__name__}:near", "within": "far"}, "task.reward.within: "),
+        ({"name": NEAR, "within": "far"}, "task.reward.within: "),
         ("exactly", "task.reward.name: .*'exact'"),
         ({"name": "exact", "wthin": 1}, "task.reward.wthin: "),
         (3, "task.reward: "),
@@ -181,7 +180,7 @@ def brief(answer: str, response: str) -> float:
 def test_a_reward_that_does_not_read_the_answer_needs_none(make):
     rows = [{"prompt": each} for each in "ab"]
     assert make(rows, reward=f"{__name__}:brief").prompt("train", 0).answer == ""
-    for reward in (f"{__name__}:near", "exact"):
+    for reward in (NEAR, "exact"):
         with pytest.raises(ValueError, match="no 'answer'"):
             make(rows, reward=reward)
 
