@@ -19,10 +19,12 @@ say UV_FIND_LINKS "$(setting find-links | tr ' ' ',')"
 say UV_HTTP_TIMEOUT "$(setting default-timeout)"
 say SSL_CERT_FILE "$(setting cert)"
 export UV_INDEX_STRATEGY=unsafe-best-match  # as pip: the newest version of all indexes
-# torch is pip's: that takes a wheel for the CPU where one lies ready (find-links), and uv's choice might bring CUDA.
-"${pip[@]}" install --quiet "$(grep '^torch==' "$(dirname "$0")/../constraints.txt")"
+# torch comes first and alone: nothing else then chooses its version, which may be a wheel for the CPU (find-links).
+torch=$(grep '^torch==' "$(dirname "$0")/../constraints.txt")
 if [ -x "$uv" ] || "${pip[@]}" install --quiet uv 2> /dev/null; then
-    "$uv" pip install --quiet --python "$python" "$@" && exit
+    with_uv=("$uv" pip install --quiet --python "$python")
+    "${with_uv[@]}" "$torch" && "${with_uv[@]}" "$@" && exit
     echo "== uv could not install that: pip tries" >&2
 fi
+"${pip[@]}" install --quiet "$torch"
 exec "${pip[@]}" install --quiet "$@"
