@@ -1,10 +1,14 @@
 """Processes of a test, forked from the fork server of the test session, so that none imports torch again."""
 
 import contextlib
+import json
 import os
 import signal
+import socketserver
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -88,6 +92,36 @@ class Command:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+PYTHON = """#!%s -IS
+import json, os, socket, sys
+if sys.argv[1] != "-m":
+    os.execv("%s", ["%s", *sys.argv[1:]])
+with socket.socket(socket.AF_UNIX) as asked:
+    asked.connect("%s")
+    asked.sendall(json.dumps([sys.argv[2:], dict(os.environ)]).encode() + b"\\n")
+    sys.exit(int(asked.recv(9)))
+"""
+
+
+@contextlib.contextmanager
+def forking_python(path: Path, output: Path) -> Iterator[None]:
+    """Write a Python to `path` whose modules are forks, which need no seconds to import torch; they write to
+    `output`."""
+
+    class Forks(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            words, variables = json.loads(self.rfile.readline())
+            self.wfile.write(str(Command(words, output, **variables).wait(PATIENCE)).encode())
+
+    with tempfile.TemporaryDirectory(prefix="forks-", dir="/tmp") as place:
+        path.write_text(PYTHON % (*[sys.executable] * 3, f"{place}/asked"))
+        path.chmod(0o755)
+        with socketserver.UnixStreamServer(f"{place}/asked", Forks) as forks:
+            threading.Thread(target=forks.serve_forever, daemon=True).start()
+            yield
+            forks.shutdown()
 
 
 def said(folder: Path) -> str:

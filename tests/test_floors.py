@@ -134,11 +134,18 @@ def test_the_mode_is_named_in_configs_and_schedulers_only() -> None:
     assert not found, f"sync is a scheduler and a bound of 0; no other code asks for the mode: {found}"
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if path.partition("/")[0] != "tests"])
-def test_text_has_an_encoding_where_it_is_read_or_written(path: str) -> None:
+def test_text_has_an_encoding_where_it_is_read_or_written() -> None:
     """A locale must not choose it."""
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Call) and not any(each.arg == "encoding" for each in node.keywords):
-            name, text = ast.unparse(node.func).rpartition(".")[2], ast.unparse(node)
+    nodes = [node for path in MODULES if path.partition("/")[0] != "tests" for node in ast.walk(tree_of(path))]
+    for node in nodes:
+        name = called(node)
+        if name.endswith(("open", "_text")) and not any(each.arg == "encoding" for each in node.keywords):
+            text = ast.unparse(node)
             assert name != "write_text" and (name != "read_text" or node.args), text
             assert not re.search(r"open\((.*, )?'[wra]t?\+?'[,)]|^open\(\w+\)$", text), text
+
+
+def called(node: ast.AST) -> str:
+    """The last name of a called function; empty for another node."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return getattr(function, "attr", getattr(function, "id", ""))

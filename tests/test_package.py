@@ -27,7 +27,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = folder.glob("*.whl")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     pip = [sys.executable, "-m", "pip", "--python", folder / "venv" / "bin" / "python", "install", "--quiet"]
-    subprocess.run([*pip, "--no-deps", "--no-index", wheel], check=True, capture_output=True)
+    subprocess.run([*pip, "--no-deps", "--no-index", "--no-compile", wheel], check=True, capture_output=True)
     # As a plain folder on the path, its own .pth files, and with them the editable clone, do not count.
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     (site_of(folder / "venv") / "dependencies.pth").write_text(f"{packages}\n")

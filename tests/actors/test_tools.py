@@ -77,18 +77,23 @@ def test_an_error_of_a_tool_is_shown_and_one_of_the_machine_ends_the_episode(nam
         assert step(tools, call(name, **arguments)).observation.startswith(f"<tool_response>\nerror: {words}")
 
 
-@pytest.fixture(params=["python", "python_weak"])
-def python(request, monkeypatch):
-    """The text shown for a program."""
-    monkeypatch.setattr(module, "BOUNDS", SandboxLimits(seconds=1.0))
-    tools = Tools(tools=["calculator", request.param])
+@pytest.fixture(scope="module", params=["python", "python_weak"])
+def kind(request):
     try:
-        step(tools, call(request.param, code="1"))
+        step(Tools(tools=[request.param]), call(request.param, code="1"))
     except EpisodeError as error:
         pytest.skip(str(error))
+    return request.param
+
+
+@pytest.fixture
+def python(kind, monkeypatch):
+    """The text shown for a program."""
+    monkeypatch.setattr(module, "BOUNDS", SandboxLimits(seconds=1.0))
+    tools = Tools(tools=["calculator", kind])
 
     def run(code):
-        outcome = step(tools, call(request.param, code=code))
+        outcome = step(tools, call(kind, code=code))
         return outcome.observation.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
 
     return run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.forked import Command, until
+from tests.forked import Command, forking_python, until
 from tests.integration.living import processes
 
 pytestmark = pytest.mark.integration
@@ -93,7 +93,7 @@ while [[ $1 == --* ]]; do shift; done
 script=$1
 tasks=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
 for task in $(seq 0 ${{tasks:-0}}); do
-    SLURM_ARRAY_TASK_ID=$task SLURM_JOB_ID=1 bash "$@" >> {tmp_path}/jobs.log 2>&1
+    PYTHON={tmp_path}/python SLURM_ARRAY_TASK_ID=$task SLURM_JOB_ID=1 bash "$@" >> {tmp_path}/jobs.log 2>&1
 done
 wc -l < {tmp_path}/calls
 """
@@ -105,7 +105,8 @@ wc -l < {tmp_path}/calls
     assert "#SBATCH --array=0-1\n" in shown and "#SBATCH --partition=cpu" in shown
     assert not (tmp_path / "calls").exists()
 
-    said = ablate(tmp_path, study, "--out", out, "--slurm", PATH=f"{bin}:{os.environ['PATH']}")
+    with forking_python(tmp_path / "python", tmp_path / "jobs.log"):
+        said = ablate(tmp_path, study, "--out", out, "--slurm", PATH=f"{bin}:{os.environ['PATH']}")
     assert "2 tune runs are submitted as job" in said
     calls = (tmp_path / "calls").read_text().splitlines()
     log = (tmp_path / "jobs.log").read_text()

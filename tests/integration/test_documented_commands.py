@@ -3,17 +3,14 @@
 import json
 import re
 import shlex
-import socketserver
 import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.folders import write_folder
-from tests.forked import Command, forked, said
+from tests.forked import forked, forking_python, said
 
 ROOT = Path(__file__).resolve().parents[2]
 OWN_TEST = ROOT / "docs" / "extending.md"
@@ -95,24 +92,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-PYTHON = f"""#!{sys.executable} -IS
-import json, os, socket, sys
-if sys.argv[1] != "-m":
-    os.execv({sys.executable!r}, [{sys.executable!r}, *sys.argv[1:]])
-with socket.socket(socket.AF_UNIX) as asked:
-    asked.connect("asked")
-    asked.sendall(json.dumps(sys.argv[2:]).encode() + b"\\n")
-    sys.exit(int(asked.recv(9)))
-"""
-"""A clone's Python: modules are run by the test's `Forks`, whose forks need no seconds to import torch."""
-
-
-class Forks(socketserver.StreamRequestHandler):
-    def handle(self) -> None:
-        code = Command(json.loads(self.rfile.readline()), Path("output")).wait(280)
-        self.wfile.write(str(code).encode())
-
-
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A clone with this environment: `scripts/setup.sh`, which CI runs, would install a new one."""
@@ -122,15 +101,10 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             (tmp_path / file.relative_to(ROOT)).symlink_to(file)
     (tmp_path / "scripts" / "setup.sh").write_text('[ -x "$1/bin/python" ]\n')
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.write_text(PYTHON)
-    python.chmod(0o755)
     write_folder(tmp_path / "models" / "smollm2-135m-instruct", "llama")  # fetching it would need a network
     monkeypatch.chdir(tmp_path)
-    with socketserver.UnixStreamServer("asked", Forks) as forks:
-        threading.Thread(target=forks.serve_forever, daemon=True).start()
+    with forking_python(tmp_path / ".venv" / "bin" / "python", tmp_path / "output"):
         yield tmp_path
-        forks.shutdown()
 
 
 @pytest.mark.integration

@@ -16,6 +16,7 @@ from tests.integration.runs import published, rows, summary, train
 from tests.integration.spoiling import BAD_TOKEN
 
 RECORDED = ["actors.count=1", "run.steps=10", "run.target_reward=null", "eval.prompts=8", "scheduler.max_staleness=2"]
+RECORDED += ["groups_per_batch=8"]
 
 
 @pytest.mark.integration

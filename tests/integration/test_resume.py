@@ -98,7 +98,8 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, more: list[str]) 
 
 
 SYNC = ["mode=sync", "run.steps=2", "run.target_reward=null", "eval.prompts=0", "checkpoint.every=0"]
-LONG = ["engine.batch_invariant=true", "task.length_trace={median: 250, sigma: 0.3, max: 400}", "groups_per_batch=4"]
+LONG = ["engine.batch_invariant=true", "task.length_trace={median: 150, sigma: 0.3, max: 250}", "groups_per_batch=4"]
+LONG += ["sizing.group_size=4"]
 
 
 def broken_off(folder: Path, *overrides: str) -> Run:

@@ -36,6 +36,12 @@ STUDY = {
 ABSENT = "absent"
 
 
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tests' studies have one name, so that a config which several have is made once."""
+    monkeypatch.chdir(tmp_path)
+
+
 def load(folder: Path, **changes) -> Study:
     path = folder / "study.yaml"
     path.write_text(yaml.safe_dump({k: v for k, v in (STUDY | changes).items() if v != ABSENT}, sort_keys=False))
@@ -162,10 +168,9 @@ def test_a_wrong_study_is_refused_with_its_key(tmp_path: Path, change: dict, key
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_every_shipped_study_loads_and_tunes(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_shipped_study_loads_and_tunes(path: Path, tmp_path: Path) -> None:
     """A study that measures only seconds has nothing to tune: no learning rate changes them."""
     if "smollm2" in path.read_text():  # a model of that name
-        monkeypatch.chdir(tmp_path)
         file = Path(write_folder(tmp_path / "models" / "smollm2-135m-instruct", "llama")) / "config.json"
         file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 8192}))
     found = study.load(path)
@@ -264,7 +269,7 @@ ON_ONE = (*SHARED, "placement={learner: [0], actors: [0], share: true}")
 
 
 def config_of(*overrides: str) -> Config:
-    return configs.load(["configs/quickstart.yaml", *overrides])
+    return configs.load(["quickstart", *overrides])
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,13 @@ import torch
 
 import learners.learner
 import learners.packing
+from areal_like.config.run_config import load
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo
-from scripts.bench import gpu, learner, pretrained, simulate
+from scripts.bench import gpu, learner, modes, pretrained, simulate
+from scripts.simulation import costs
+from scripts.simulation.run import Simulation
 from tests.forked import Command
 from tests.learners.batches import make_batch, tiny_model
 
@@ -25,7 +28,6 @@ BENCHES = {
     "delta --millions 1 --repeats 1": "ratio_1pct ratio_01pct encode_over_memcpy apply_over_memcpy",
     "buffer --rounds 1 --seconds 0.2 --without-ray": "tcp_over_raw_zmq tcp_over_mp_queue fsync_over_off ack_p99_ms",
     "engine --quick --repeats 1": "engine_over_generate engine_over_generate_longtail",
-    "modes --scenario rounds --quick": "tail_over_sync all_over_sync sagc_straggler_share sagc_budget",
 }
 LEAST = {"ratio_1pct": 100, "ratio_01pct": 600}
 """Metrics that do not depend on the machine."""
@@ -81,6 +83,25 @@ def test_metrics_of_the_learner_and_of_a_pretrained_model(tmp_path: Path, monkey
     monkeypatch.setattr(pretrained, "last_batch_over_unique", lambda _: 1.0)
     found = pretrained.compare(tmp_path, "python")
     assert [found[name] for name in ("async_over_trl", "sync_over_trl", "computed_over_unique")] == [1.0] * 3
+
+
+def test_metrics_of_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run simulated in place of real processes, which `tests/integration` has."""
+
+    def simulated(run: Path, words: list[str]) -> list[dict[str, Any]]:
+        config = load(words)
+        found = Simulation(config, costs.of_timed(config)).run()
+        run.mkdir()
+        (run / "summary.json").write_text(json.dumps(found.figures | {"staleness_max": max(found.staleness)}))
+        return [{"seconds": found.figures["seconds"], "staleness/histogram": found.staleness}]
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(modes, "trained", simulated)
+    monkeypatch.setattr("sys.argv", ["modes", "--scenario", "rounds", "--quick", "--json", f"{tmp_path}/found"])
+    modes.main()
+    found = json.loads((tmp_path / "found").read_text())
+    for metric in ("tail_over_sync", "all_over_sync", "sagc_straggler_share", "sagc_budget"):
+        assert 0 < found[metric] < math.inf
 
 
 def test_metrics_of_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
