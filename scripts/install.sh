@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs packages into a virtual environment, as pip does: `install.sh VENV ARGUMENTS-OF-PIP-INSTALL`.
+# Installs packages into a virtual environment, as pip does: `install.sh VENV ARGUMENTS-OF-PIP-INSTALL`. TORCH= leaves
+# torch out.
 # uv does it with a fifth of the processor time, and what one environment has got the next one links to. It is told what
 # pip's configuration says of indexes. Where uv can't be had or fails, pip installs.
 set -euo pipefail
@@ -20,11 +21,11 @@ say UV_HTTP_TIMEOUT "$(setting default-timeout)"
 say SSL_CERT_FILE "$(setting cert)"
 export UV_INDEX_STRATEGY=unsafe-best-match  # as pip: the newest version of all indexes
 # torch comes first and alone: nothing else then chooses its version, which may be a wheel for the CPU (find-links).
-torch=$(grep '^torch==' "$(dirname "$0")/../constraints.txt")
+first=${TORCH-$(grep '^torch==' "$(dirname "$0")/../constraints.txt")}
 if [ -x "$uv" ] || "${pip[@]}" install --quiet uv 2> /dev/null; then
     with_uv=("$uv" pip install --quiet --python "$python")
-    "${with_uv[@]}" "$torch" && "${with_uv[@]}" "$@" && exit
+    { [ -z "$first" ] || "${with_uv[@]}" "$first"; } && "${with_uv[@]}" "$@" && exit
     echo "== uv could not install that: pip tries" >&2
 fi
-"${pip[@]}" install --quiet "$torch"
+[ -z "$first" ] || "${pip[@]}" install --quiet "$first"
 exec "${pip[@]}" install --quiet "$@"

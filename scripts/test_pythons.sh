@@ -17,7 +17,7 @@ for version; do
     [ -n "$python" ] || { echo "== no Python $version here"; continue; }
     "$python" -m venv "$fresh/$version"
     # shellcheck disable=SC2086 # a list of words
-    "$fresh/$version/bin/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt $needs
+    TORCH='' bash scripts/install.sh "$fresh/$version" -c constraints.txt $needs
     echo "== $("$fresh/$version/bin/python" --version)"
     "$fresh/$version/bin/python" -m pytest -q -n "${WORKERS:-2}" --dist loadfile -p no:cacheprovider \
         tests/areal_like/test_{bus,client,groups}.py tests/buffer/test_{server,journal,recovery}.py \
