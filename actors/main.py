@@ -25,11 +25,10 @@ from actors.rewards import reward_function
 from actors.session import GivenUp, Session
 from actors.subscriber import Subscriber
 from actors.worker import Rollout, Worker
-from areal_like import turns
 from areal_like.config.registry import bind, build, resolve, with_defaults
 from areal_like.config.run_config import select
 from areal_like.interfaces import RewardFunction, Task
-from areal_like.run.process import EXIT_TERMINATED, TERM_SECONDS, Orders, Role, Terminated, run_role
+from areal_like.run.process import EXIT_TERMINATED, TERM_SECONDS, Role, Terminated, end_within, on_end, run_role
 from areal_like.run.spans import Spans
 from areal_like.stops import stops_of
 from areal_like.tasks.heldout import sets_of
@@ -108,9 +107,9 @@ async def _subscribe(engine: Any, subscriber: Subscriber) -> None:
     await subscriber.run()
 
 
-async def _until_told_to_end(worker: Worker, orders: Orders) -> None:
+async def _until_told_to_end(worker: Worker) -> None:
     loop, told = asyncio.get_running_loop(), asyncio.Event()
-    orders.on_end(lambda: loop.call_soon_threadsafe(told.set))
+    on_end(lambda: loop.call_soon_threadsafe(told.set))
     await told.wait()
     await worker.hand_back(leaving=True)
 
@@ -162,7 +161,7 @@ async def serve(role: Role) -> None:
     client.hello()
     jobs = [session.receive(), session.renew_when_cut(), _subscribe(engine, subscriber)]
     jobs.append(_heartbeat(client, worker, subscriber, pool))
-    jobs += [_until_told_to_end(worker, role.orders), _until_the_run_is_gone(role, buffer)]
+    jobs += [_until_told_to_end(worker), _until_the_run_is_gone(role, buffer)]
     if hasattr(engine, "watch"):
         jobs.append(engine.watch())
     tasks = [asyncio.create_task(job) for job in jobs]
@@ -171,7 +170,7 @@ async def serve(role: Role) -> None:
         for each in done:
             each.result()
     except GivenUp:
-        role.orders.end_within(TERM_SECONDS)  # an engine that hangs may not be closed in time either
+        end_within(TERM_SECONDS)  # an engine that hangs may not be closed in time either
         raise
     finally:
         for each in tasks:
@@ -188,10 +187,7 @@ async def serve(role: Role) -> None:
 
 
 def main(role: Role) -> None:
-    for totals in (measures.AGENTS, measures.TURNS):
-        totals.clear()  # of an earlier run in this process
-    with asyncio.Runner(loop_factory=turns.event_loop) as runner:
-        runner.run(serve(role))
+    asyncio.run(serve(role))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from areal_like.config.run_config import ranks_of, record
 from areal_like.interfaces import Trainer
 from areal_like.run import checkpoints
 from areal_like.run.metrics import MetricsLog
-from areal_like.run.process import EXIT_PAUSED, EXIT_STOPPED, Role, run_role
+from areal_like.run.process import EXIT_PAUSED, EXIT_STOPPED, Role, on_end, on_pause, run_role
 from areal_like.run.run_folder import config_file, note, note_step, progress_of, reason_to_stop
 from areal_like.run.samples import TrainedSamples
 from areal_like.run.spans import Spans
@@ -229,9 +229,9 @@ def main(role: Role) -> None:
     score = getattr(trainer, "logprobs_of", None)
     timeout = role.config.buffer.heartbeat_timeout
     client = LearnerClient(role.find("buffer"), role.name, link_timeout=timeout, keys=role.keys)
-    role.orders.on_pause(client.pause)
+    on_pause(client.pause)
     if role.grace:
-        role.orders.on_end(client.pause, role.grace)
+        on_end(client.pause, role.grace)
     attestation = Attestation(role.run, Path(role.config.replay) if role.config.replay else None)
     reference = Reference(sequences_of(task), role.config.weights.probe_every, score)
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from areal_like import turns
 from areal_like.types import Batch
 from areal_like.weights.state import State, TensorSpec
 from learners.batch_metrics import batch_metrics
@@ -38,7 +37,7 @@ class TimedLearner:
         self._restore(self._steps + 1)
         end = begin + self._base + self._per_sample * len(batch.samples) + self._per_token * metrics["tokens"]
         while (left := end - time.monotonic()) > 0:
-            turns.sleep(left)
+            time.sleep(left)
         return metrics
 
     def _restore(self, steps: int) -> None:

@@ -21,7 +21,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
-from areal_like import turns
 from areal_like.config import run_config as configs
 from areal_like.config.defaults import describe_defaults
 from areal_like.config.placement import needs_of
@@ -96,15 +95,14 @@ def load(args: argparse.Namespace) -> Config:
 
 
 def resolve_transport(config: Config) -> Config:
-    """`auto` becomes ipc or inproc; tcp with a port, an address that others reach, or a launcher for several hosts."""
+    """`auto` becomes ipc; tcp with a port, an address that others reach, or a launcher for several hosts."""
     launcher, local = resolve("launcher", config.launcher["name"]), is_loopback(config.buffer.host)
     if launcher.ACROSS_HOSTS:
         host = NODE if local else config.buffer.host
         return configs.replace(configs.replace(config, "buffer.transport", "tcp"), "buffer.host", host)
     if config.buffer.transport != "auto":
         return config
-    here = "inproc" if launcher.ONE_PROCESS else "ipc"
-    return configs.replace(config, "buffer.transport", "tcp" if config.buffer.port or not local else here)
+    return configs.replace(config, "buffer.transport", "tcp" if config.buffer.port or not local else "ipc")
 
 
 def resolve_folders(config: Config) -> Config:
@@ -255,7 +253,7 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
     from .following.display import Display
 
     launcher, roles = launcher_of(config, folder), plan(config)
-    display = Display(config, folder, plain or launcher.ONE_PROCESS)
+    display = Display(config, folder, plain)
     try:
         signals.check()
         shutil.rmtree(folder / run_folder.RENDEZVOUS, ignore_errors=True)  # of a starter that was killed
@@ -267,7 +265,7 @@ def run(config: Config, folder: Path, plain: bool, signals: Signals) -> dict[str
                 if signals.take_pause():
                     launcher.running.pause()
                 display.update(launcher.running.deaths)
-                turns.sleep(0.05, signals.check)
+                time.sleep(0.05)
             display.update(launcher.running.deaths, last=True)
     finally:
         launcher.stop()
@@ -344,28 +342,6 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"error: {' '.join(in_words(error, '.').split())}", file=sys.stderr)
                 return 2
             return train(*prepared, args.plain, signals) if prepared else 0
-
-
-def inline(config: str, *overrides: str) -> dict[str, Any]:
-    """For notebooks and tests: the run of a config in this process, to its end (`launcher=inline`). Returns the
-    summary. Raises what a role has raised, ValueError (a wrong config), OSError, KeyboardInterrupt, RunStopped."""
-    from areal_like.launch.outcome import RunFailed
-
-    argv = [config, "launcher=inline", *overrides]
-    error: BaseException
-    with contextlib.closing(Signals()) as signals:
-        try:
-            prepared = prepare(parse(argv), argv)
-            assert prepared, "a config and overrides always start a run"
-            folder, resolved, held = prepared
-            with held, contextlib.ExitStack() as left:
-                left.callback(run_folder.discard, folder)
-                return run(resolved, folder, True, signals)
-        except RunFailed as failed:
-            error = failed.__cause__ or failed
-        except Interrupted as signalled:
-            error = KeyboardInterrupt(str(signalled))
-    raise error  # outside of the handlers, which would add their own context
 
 
 if __name__ == "__main__":

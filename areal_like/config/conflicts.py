@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 
 from areal_like.config.defaults import optimizer_steps
-from areal_like.config.placement import AUTO, needs_of, place
 from areal_like.config.placement import KEY as PLACEMENT
+from areal_like.config.placement import needs_of, place
 from areal_like.config.registry import (
     COMPONENTS,
     PARTS,
@@ -50,22 +50,12 @@ def _of_sections(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem
         yield AGES, "it needs sizing=fixed and no scheduler.oversample_prompts: all places are set"
 
 
-def _of_processes(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
+def _of_transport(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
     buffer, key = config.buffer, "buffer.transport"
     asked = [f"buffer.port={buffer.port}"] if buffer.port else []
     asked += [] if buffer.host in ("127.0.0.1", "localhost", "::1") else [f"buffer.host={buffer.host}"]
     if asked and buffer.transport == "ipc":
         yield key, f"ipc has no use for {' and '.join(asked)}: leave that out, or set {key}=tcp"
-    one_process = "ONE_PROCESS" in marks("launcher", known["launcher"]["name"])
-    if buffer.transport == "inproc" and not one_process:
-        yield key, "inproc reaches no other process: leave it out, or set launcher=inline"
-    if one_process and config.placement != AUTO:
-        yield PLACEMENT, "launcher=inline has one process, which sees all devices: leave it out"
-    if one_process and known["learner"].get("ranks", 1) > 1:
-        yield "learner.ranks", "launcher=inline has one process, so 1 rank only"
-    threads = config.actors.threads
-    if one_process and (known["learner"].get("threads") or threads) != threads:
-        yield "learner.threads", f"in the one process of launcher=inline it is actors.threads={threads}: leave it out"
 
 
 def _of_devices(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
@@ -194,7 +184,7 @@ def _of_engine(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
 
 _CHECKS = (
     _of_sections,
-    _of_processes,
+    _of_transport,
     _of_devices,
     _of_model,
     _of_learner,

@@ -82,12 +82,12 @@ def machine_defaults(config: Config, cores: int, bfloat16: bool, gpu: bool = Fal
     if known["engine"].get("device") == "auto":
         known["engine"]["device"] = "cuda" if gpu else "cpu"
     launcher, large = marks("launcher", config.launcher["name"]), is_large(config)
-    here, one_process = "ACROSS_HOSTS" not in launcher, "ONE_PROCESS" in launcher  # its roles take turns
+    here = "ACROSS_HOSTS" not in launcher
     learns, acts = (here and large and _on_cpu(kind, known[kind]) for kind in ("learner", "engine"))
     embedded = {"needs_model", "needs_folder"} & marks("engine", config.engine["name"]) == {"needs_model"}  # no servers
     decodes_on_gpu = embedded and _on_cuda(known["engine"])
     quarter, rounds = cores // 4, known["scheduler"].get("max_staleness") == 0
-    shared = learns and acts and not rounds and not one_process
+    shared = learns and acts and not rounds
     actors = config.actors
     few = 1 if acts else actors_on(config.placement, known["engine"]) or (1 if large and decodes_on_gpu else 2)
     count = actors.count or few

@@ -47,7 +47,6 @@ class Layers:
         self._origins: dict[str, str] = {}
         self._open: list[Path] = []
         """Files being merged, outermost first: a file that extends itself is refused."""
-        self._overrides: set[str] = set()
 
     def add_command_line(self, argv: Sequence[str], origins: Mapping[str, str] | None = None) -> None:
         """Merge `[file, key=value, ...]`. `origins`: key → where its override came from. Raises ConfigError."""
@@ -56,7 +55,6 @@ class Layers:
         main = find(argv[0], Path.cwd(), COMMAND_LINE)
         items = [(key, value, (origins or {}).get(key, COMMAND_LINE)) for key, value in map(parse_override, argv[1:])]
         self.add_file(main)
-        self._overrides = {origin for _, _, origin in items}
         self._add(items, main.parent)
 
     def add_file(self, path: Path) -> None:
@@ -74,9 +72,6 @@ class Layers:
         while key and key not in self._origins:
             key = key.rpartition(".")[0]
         return self._origins.get(key)
-
-    def is_overridden(self, key: str) -> bool:
-        return self.origin(key) in self._overrides
 
     def note(self, keys: Iterable[str], origin: str) -> None:
         self._origins |= dict.fromkeys(keys, origin)

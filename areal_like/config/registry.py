@@ -81,7 +81,6 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
     "launcher": {
         "local": "areal_like.launch.local:LocalLauncher",
-        "inline": "areal_like.launch.inline:InlineLauncher",
         "slurm": "areal_like.launch.slurm:SlurmLauncher",
         "ray": "areal_like.launch.ray:RayLauncher",
     },

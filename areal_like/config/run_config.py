@@ -21,7 +21,7 @@ from areal_like.config.conflicts import AGES, BOUND, refuse_conflicts
 from areal_like.config.defaults import LEARNING, learning_defaults, machine_defaults
 from areal_like.config.heldout import check_heldout
 from areal_like.config.layers import Layers, Tree, Value, read, shown
-from areal_like.config.registry import COMPONENTS, ConfigError, check, key_hint, knobs, marks, with_defaults
+from areal_like.config.registry import COMPONENTS, ConfigError, check, key_hint, knobs, with_defaults
 from areal_like.config.schema import RANGES, SECTIONS, Config, Knobs
 from areal_like.machine import cores, has_bfloat16, has_gpu
 from areal_like.places import CONFIGS
@@ -30,12 +30,6 @@ from areal_like.run.run_folder import write
 __all__ = ["Config", "ConfigError", "load", "load_resolved", "replace", "save", "to_yaml"]
 
 _CUT = "rollouts sample from the whole distribution, as the learner computes logprobs of it: leave this out"
-_IN_ONE_PROCESS = {
-    "rewards.workers": 0,
-    "weights.overlap": False,
-    "buffer.lease_timeout": 0.0,
-    "run.max_untrainable": 1,
-}
 
 
 def load(argv: Sequence[str], inherited: Config | None = None, origins: Mapping[str, str] | None = None) -> Config:
@@ -49,7 +43,6 @@ def load(argv: Sequence[str], inherited: Config | None = None, origins: Mapping[
     try:
         _settle_mode(layers)
         _imply_bound(layers)
-        _imply_one_process(layers)
         _refuse_unknown_keys(layers.tree)
         return _with_defaults(_consistent(_typed(layers.tree)), inherited, layers)
     except ConfigError as error:
@@ -198,17 +191,6 @@ def _imply_bound(layers: Layers) -> None:
         return
     if origin in {shown(CONFIGS / file) for file in ("base.yaml", "mode/async.yaml")}:
         scheduler["max_staleness"] = layers.tree[AGES]
-
-
-def _imply_one_process(layers: Layers) -> None:
-    """In one process a person may pause the roles for any time: no time-outs, no helpers, unless overridden."""
-    name = _chosen(layers.tree, "launcher")
-    if name and "ONE_PROCESS" in marks("launcher", name):
-        for path, value in _IN_ONE_PROCESS.items():
-            section, _, key = path.partition(".")
-            values = layers.tree.get(section)
-            if isinstance(values, dict) and not layers.is_overridden(path):
-                values[key] = value
 
 
 def _chosen(tree: Tree, kind: str) -> str | None:

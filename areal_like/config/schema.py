@@ -79,7 +79,7 @@ class Rewards:
 
 @dataclass
 class Buffer:
-    transport: Literal["auto", "ipc", "tcp", "inproc"]
+    transport: Literal["auto", "ipc", "tcp"]
     host: str
     port: Annotated[int, "[0, 65535]"]
     max_bytes: Annotated[int, "[1, inf)"]

@@ -84,10 +84,9 @@ class RoleProcess(Protocol):
 class Launcher:
     """Decides where and how roles start. `start(roles, check)` calls `check` while it waits; `check` may raise.
     `stop()` ends all roles, even after `start` raised. The starter watches `running`. `ACROSS_HOSTS`: sockets go beyond
-    this host and need keys. `ONE_PROCESS`: all roles are in the starter's process."""
+    this host and need keys."""
 
     ACROSS_HOSTS = False
-    ONE_PROCESS = False
 
     def submission(self, roles: list[RoleSpec]) -> object:
         return None

@@ -12,7 +12,6 @@ import ctypes
 import errno
 import fcntl
 import gc
-import itertools
 import json
 import logging
 import multiprocessing
@@ -23,12 +22,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from setproctitle import setproctitle, setthreadtitle
 
-from areal_like import turns
 from areal_like.config.registry import with_defaults
 from areal_like.config.run_config import Config, ConfigError, load_resolved, replace
 from areal_like.errors import UserError
@@ -56,49 +54,41 @@ DELIVERY_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 _MALLOC_KNOBS = {-3: 32 << 20, -1: 256 << 20, -2: 16 << 20}
 """glibc's M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD, in bytes."""
-_services = itertools.count()
-"""Numbers of the services that are a role's own: there may be several of them in a process."""
 
 
-class Orders:
-    """Requests to a role from outside, here by signals: to end (SIGTERM) and to stop at a checkpoint (SIGUSR1)."""
+def on_end(begin: Callable[[], object], seconds: int = TERM_SECONDS) -> None:
+    """Call `begin` on SIGTERM, in the main thread between two instructions. The role then has `seconds` to end."""
 
-    def on_end(self, begin: Callable[[], object], seconds: int = TERM_SECONDS) -> None:
-        """Call `begin` on SIGTERM, in the main thread between two instructions. The role then has `seconds` to end."""
-
-        def terminate(signum: int, frame: object) -> None:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            end_within(seconds)
-            begin()
-
-        signal.signal(signal.SIGTERM, terminate)
-
-    def on_pause(self, begin: Callable[[], object]) -> None:
-        """Call `begin` on SIGUSR1 (stop at a checkpoint). Until a role calls this, the signal stays blocked: Slurm
-        sends it to all processes, also to those without a checkpoint."""
-        signal.signal(signal.SIGUSR1, lambda signum, frame: begin())
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-
-    def end_within(self, seconds: int) -> None:
+    def terminate(signum: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         end_within(seconds)
+        begin()
+
+    signal.signal(signal.SIGTERM, terminate)
+
+
+def on_pause(begin: Callable[[], object]) -> None:
+    """Call `begin` on SIGUSR1 (stop at a checkpoint). Until a role calls this, the signal stays blocked: Slurm sends it
+    to all processes, also to those without a checkpoint."""
+    signal.signal(signal.SIGUSR1, lambda signum, frame: begin())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Identity of this process (or thread). `sockets`: the folder for local sockets (None: tcp only). `grace`: seconds
-    for an orderly end after SIGTERM (0: end at once)."""
+    """Identity of this process. `sockets`: the folder for local sockets (None: tcp only). `grace`: seconds for an
+    orderly end after SIGTERM (0: end at once)."""
 
     name: str
     run: Path
     sockets: Path | None
     config: Config
     grace: int = 0
-    orders: Orders = field(default_factory=Orders)
 
     @property
     def keys(self) -> str | None:
-        """The folder of keys for all connections of this role. None within one process."""
-        return None if self.config.buffer.transport == "inproc" else self.config.security.key_folder
+        """The folder of keys for all connections of this role."""
+        return self.config.security.key_folder
 
     def endpoint(self, service: str) -> str:
         """Where `service` is bound. Raises UserError where anybody could talk to it."""
@@ -114,7 +104,7 @@ class Role:
         """Endpoint at which this role binds a service that only it offers."""
         if self.config.buffer.transport == "tcp":
             return f"tcp://{'127.0.0.1' if is_loopback(self.config.buffer.host) else own_address()}:0"
-        return f"{self.config.buffer.transport}://{self.sockets}/w{os.getpid()}.{next(_services)}"
+        return f"{self.config.buffer.transport}://{self.sockets}/w{os.getpid()}"
 
     def offer(self, service: str, endpoint: str) -> None:
         folder = self.run / RENDEZVOUS
@@ -139,7 +129,7 @@ class Role:
         while time.monotonic() < deadline:
             if endpoint := self.offered(service):
                 return endpoint
-            turns.sleep(0.02)
+            time.sleep(0.02)
         raise BusError(f"{self.name} gave up waiting for the {service} to start: see its log in {self.run}/logs")
 
 
@@ -191,7 +181,7 @@ def _terminate(signum: int, frame: object) -> None:
     raise Terminated(EXIT_TERMINATED)
 
 
-def explain(error: Exception) -> tuple[str, int]:
+def _explain(error: Exception) -> tuple[str, int]:
     """The message for a person about an error that ends a role, and its exit code."""
     if isinstance(error, UserError):
         return str(error), EXIT_USER_ERROR
@@ -249,7 +239,7 @@ def run_role(main: Callable[[Role], None]) -> None:
         logging.shutdown()
         os._exit(EXIT_TERMINATED)  # all is closed; Python would take torch apart first, which takes a second or two
     except Exception as error:
-        text, code = explain(error)
+        text, code = _explain(error)
         with contextlib.suppress(OSError):  # the log's disk may be full
             logging.error("ending after an error", exc_info=error)
             print(f"error: {' '.join(text.split())}", file=sys.stderr, flush=True)  # the launcher shows this line

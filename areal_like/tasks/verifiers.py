@@ -161,7 +161,7 @@ def _problem(env: Environment) -> str:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Environments take SIGINT and SIGTERM, which are the actor's (and an inline run's actor is no main thread)."""
+    """Environments take SIGINT and SIGTERM, which are the actor's."""
     takes, signal.signal = signal.signal, lambda *_: None
     try:
         yield

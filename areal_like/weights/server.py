@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from areal_like import turns
 from areal_like.weights.history import History
 from areal_like.weights.replica import NOTHING
 from areal_like.wire.bus import Router
@@ -46,7 +45,7 @@ class WeightServer:
         self._told = 0.0
         self._ending = threading.Event()
         self.bytes_sent = 0
-        self._thread = turns.thread("weights", self._serve)
+        self._thread = threading.Thread(target=self._serve, name="weights", daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
@@ -98,6 +97,5 @@ class WeightServer:
 
     def close(self) -> None:
         self._ending.set()
-        with turns.outside():
-            self._thread.join(timeout=2.0)
+        self._thread.join(timeout=2.0)
         self._router.close()

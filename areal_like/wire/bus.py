@@ -26,12 +26,12 @@ from typing import TypedDict, TypeVar, Unpack
 import zmq
 import zmq.asyncio
 
-from areal_like import turns
 from areal_like.wire import frames as wire
 from areal_like.wire import keys as keyring
 from areal_like.wire.frames import MAX_FRAME_BYTES, Frame, Payloads, Received, WireError, decode, encode
 from areal_like.wire.link import BusError, Link
 from areal_like.wire.messages import Message, Refused
+from areal_like.wire.wake import Wake
 
 log = logging.getLogger(__name__)
 Socket = TypeVar("Socket", zmq.SyncSocket, zmq.asyncio.Socket)
@@ -91,24 +91,12 @@ def keep(frames: Sequence[zmq.Frame]) -> list[Frame]:
     return [frame if len(frame) >= COPY_BELOW else frame.bytes for frame in frames]
 
 
-def _comes_within(sock: zmq.SyncSocket, seconds: float) -> bool:
-    if turns.current() is None:
-        return bool(sock.poll(int(seconds * 1000)))
-    deadline = time.monotonic() + seconds
-    while not sock.poll(0):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return False
-        turns.wait(left, sock.FD)
-    return True
-
-
 def receive_within(sock: zmq.SyncSocket, timeout: float) -> list[zmq.Frame] | None:
     """The frames of the next message as the socket has them, or None after `timeout` seconds; of too many the first."""
     try:
         frames = [sock.recv(_NOW, copy=False)]
     except zmq.Again:
-        if timeout <= 0 or not _comes_within(sock, timeout):
+        if timeout <= 0 or not sock.poll(int(timeout * 1000)):
             return None
         frames = [sock.recv(copy=False)]
     frame, most = frames[-1], wire.MAX_FRAMES + 2  # the routing id, the most of a message, and one to show it
@@ -255,7 +243,7 @@ class Dealer:
     def __init__(self, endpoint: str, name: str, peer: str, **how: Unpack[Security]):
         self.socket, self.link = _dealer(zmq.Context.instance(), endpoint, name, peer, {"role": "operator", **how})
         self._lock, self._owner = threading.Lock(), threading.get_ident()
-        self._wake = turns.Wake()
+        self._wake = Wake()
 
     def send(self, message: Message, payloads: Payloads = ()) -> None:
         """Queue a message. Raises BusError if the other side has refused this one: libzmq then has no queue."""
@@ -281,8 +269,7 @@ class Dealer:
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            turns.wait(left if self.link.connections else min(left, 0.5), self.socket.FD, self._wake.descriptor)
-            self._wake.clear()
+            self._wake.wait(self.socket.FD, left if self.link.connections else min(left, 0.5))
 
     def close(self) -> None:
         self.link.close()
@@ -294,10 +281,7 @@ class AsyncDealer:
     """A connected socket of an asyncio process, like `Dealer`. The receiver must poll `link` to detect reconnects."""
 
     def __init__(self, endpoint: str, name: str, peer: str, **how: Unpack[Security]):
-        context = zmq.asyncio.Context.instance()
-        if endpoint.startswith("inproc:"):  # the other side is in the same process, and there in another context
-            context = zmq.asyncio.Context(zmq.Context.instance())
-        self.socket, self.link = _dealer(context, endpoint, name, peer, {"role": "actor", **how})
+        self.socket, self.link = _dealer(zmq.asyncio.Context.instance(), endpoint, name, peer, {"role": "actor", **how})
 
     def send(self, message: Message, payloads: Payloads = ()) -> None:
         """Queue a message. Without a high-water mark the send is done when the call returns, so it is not awaited."""

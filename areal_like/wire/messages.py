@@ -146,7 +146,7 @@ class HandBack(Message):
 class Relay(Message):
     """Offers to hand weights on to others, after hello; `key` is the public key ("": no keys)."""
 
-    endpoint: Annotated[str, Meta(max_length=MAX_NAME, pattern="^(inproc|ipc|tcp)://")]
+    endpoint: Annotated[str, Meta(max_length=MAX_NAME, pattern="^(ipc|tcp)://")]
     key: Annotated[str, Meta(max_length=MAX_NAME)]
 
 

@@ -72,8 +72,6 @@ def wanted(config: Config) -> int:
     launcher, needs = resolve("launcher", config.launcher["name"]), needs_of(config, has_gpu())
     if launcher.ACROSS_HOSTS or not needs.total:
         return 0
-    if launcher.ONE_PROCESS:
-        return 1
     spec = configs.select(config, KEY)
     if not isinstance(spec, Mapping) or not (placement := place(spec, needs, None)):
         return needs.total

@@ -346,7 +346,7 @@ def one_card(place: Place) -> Metrics:
     words += [f"learner.device={learner}", f"engine.device={place.device}"]
     words += [f"{side}.compute_dtype={dtype}" for side in ("learner", "engine")]
     if place.tiny:
-        words += ["launcher=inline", "run.steps=4", "groups_per_batch=2", "engine.slots=8", "engine.memory=null"]
+        words += ["run.steps=4", "groups_per_batch=2", "engine.slots=8", "engine.memory=null"]
         words += ["task.length_trace={median: 8, sigma: 1.0, max: 32}"]
     rates = {}
     for name, mode in {"sync": "mode=sync", "async": "scheduler.max_staleness=2"}.items():

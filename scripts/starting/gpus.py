@@ -48,7 +48,7 @@ def placed(config: Config, stated: Gpus | None = None) -> Config:
     `stated` ones, or those that torch sees. Raises ConfigError where they are too few."""
     launcher = resolve("launcher", config.launcher["name"])
     needs = needs_of(config, bool(stated.count) if stated else has_gpu())
-    if launcher.ACROSS_HOSTS or launcher.ONE_PROCESS or not needs.total:
+    if launcher.ACROSS_HOSTS or not needs.total:
         return config
     gpus = stated or gpus_here()
     found = place(configs.select(config, KEY), needs, gpus.count) if gpus.count else None

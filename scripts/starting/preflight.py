@@ -245,7 +245,8 @@ def check_rewards(task: Task, config: Config) -> None:
                 except RewardError:  # it may expect more of an answer, which costs no run (`rewards.on_error`)
                     if prompt.codec is None:
                         raise
-                    await reward(prompt, prompt.codec.encode(str(prompt.answer)))
+                    own_tokens = isinstance(answer := prompt.answer, np.ndarray)  # a generated task's
+                    await reward(prompt, answer if own_tokens else prompt.codec.encode(str(answer)))
                 if pool.timeouts:
                     raise RewardError(f"none within rewards.timeout={seconds:g} s")
         finally:

@@ -170,10 +170,6 @@ REFUSED: list[tuple[str, list[str]]] = [
     # transport, launcher, mode
     ("buffer.port=7777", ["buffer.transport=ipc", "buffer.port=7777"]),
     ("buffer.host=192.0.2.1", ["buffer.transport=ipc", "buffer.host=192.0.2.1"]),
-    ("buffer.transport", ["buffer.transport=inproc"]),
-    ("learner.ranks", ["launcher=inline", "learner.ranks=2"]),
-    ("learner.threads", ["launcher=inline", "learner.threads=2"]),
-    ("placement", ["launcher=inline", "placement={actors: 1}"]),
     ("scheduler.name", ["mode=sync", "scheduler.name=async"]),
     ("inject_staleness", ["inject_staleness=4", "scheduler.max_staleness=2"]),
     ("inject_staleness", ["inject_staleness=4", "mode=sync"]),

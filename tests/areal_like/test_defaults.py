@@ -110,7 +110,6 @@ GPU, NO_BFLOAT16 = {"gpu": True, "bfloat16": False}, {"bfloat16": False}
         (16, {}, ["actors.count=2"], "12 bfloat16 2 2 bfloat16 128"),
         (16, {}, ["learner.ranks=4"], "3 bfloat16 1 4 bfloat16 256"),
         (16, {}, ["mode=sync"], "16 bfloat16 1 16 bfloat16 128"),
-        (16, {}, ["launcher=inline"], "16 bfloat16 1 16 bfloat16 256"),
         (16, {}, ["learner.device=cuda"], "None bfloat16 1 16 bfloat16 256"),
         (16, {}, ["engine=sglang"], "16 bfloat16 1 1 None None"),
         (16, {}, ["engine=timed"], "16 bfloat16 2 1 None None"),

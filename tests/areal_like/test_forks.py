@@ -1,5 +1,4 @@
-"""Forked processes behave as if started with `python -m`, and share one server; folders for local sockets; threads that
-take turns."""
+"""Forked processes behave as if started with `python -m`, and share one server; folders for local sockets."""
 
 import json
 import os
@@ -9,15 +8,12 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
-from areal_like import turns
 from areal_like.errors import UserError
 from areal_like.launch import sockets
 from areal_like.launch.forks import Forked
@@ -154,100 +150,3 @@ def test_where_there_is_no_short_folder_one_sentence_says_so(temporary: Path, mo
     monkeypatch.setattr(sockets, "SHORT", temporary / "missing")
     with pytest.raises(UserError, match=r"^TMPDIR=.*xx is too long for .*: set TMPDIR to a shorter folder"):
         SocketFolder()
-
-
-class Ring:
-    """Members that record their turns; this thread is the last one."""
-
-    def __init__(self) -> None:
-        self.turns, self.noted = turns.TurnOrder(), list[str]()
-        self.here = self.turns.join("here")
-        turns.become(self.here)
-        self._threads: list[threading.Thread] = []
-
-    def start(self, name: str, call: Callable[[], object]) -> turns.Member:
-        member = self.turns.join(name, before=self.here)
-        self._threads.append(threading.Thread(target=self.turns.run, args=(member, call), daemon=True))
-        self._threads[-1].start()
-        return member
-
-    def until_done(self) -> None:
-        deadline = time.monotonic() + 20.0
-        while any(thread.is_alive() for thread in self._threads):
-            assert time.monotonic() < deadline, self.noted
-            turns.sleep(0.01)
-
-    def close(self) -> None:
-        self.turns.end()
-        turns.become(None)
-        for thread in self._threads:
-            thread.join(5.0)
-        self.turns.close()
-
-
-@pytest.fixture
-def ring() -> Iterator[Ring]:
-    made = Ring()
-    yield made
-    made.close()
-
-
-def test_turns_go_round_in_the_order_of_the_members(ring: Ring) -> None:
-    def work(name: str) -> None:
-        for _ in range(3):
-            ring.noted.append(name)
-            time.sleep(0.001)  # others would come in between, if they ran
-            ring.noted.append(name)
-            turns.wait(0.0)
-
-    for name in ("a", "b", "c"):
-        ring.start(name, lambda name=name: work(name))
-    ring.until_done()
-    assert ring.noted == [*"aabbcc"] * 3
-
-
-def test_who_waits_is_passed_over_until_there_is_news(ring: Ring) -> None:
-    news = os.eventfd(0)
-
-    def wait() -> None:
-        turns.wait(100.0, news)
-        ring.noted.append("news")
-
-    def tell() -> None:
-        for number in range(3):
-            ring.noted.append(str(number))
-            turns.wait(0.0)
-        os.eventfd_write(news, 1)
-
-    ring.start("waits", wait)
-    ring.start("tells", tell)
-    ring.until_done()
-    assert ring.noted == ["0", "1", "2", "news"]
-    os.close(news)
-
-
-def test_who_blocks_outside_lets_the_others_go_on_and_helpers_take_turns(ring: Ring) -> None:
-    def work() -> None:
-        helper = turns.thread("helper", lambda: ring.noted.append("helper"))
-        helper.start()
-        with turns.outside():
-            helper.join(20.0)
-        ring.noted.append("joined")
-
-    ring.start("works", work)
-    ring.until_done()
-    assert ring.noted == ["helper", "joined"]
-
-
-def test_the_end_raises_in_who_waits_and_all_run_at_once(ring: Ring) -> None:
-    def wait() -> None:
-        with pytest.raises(SystemExit):
-            turns.sleep(100.0)
-        ring.noted.append("ended")
-
-    member = ring.start("waits", wait)
-    turns.sleep(0.05)
-    member.error = SystemExit()
-    ring.close()
-    assert ring.noted == ["ended"]
-    ring.turns = turns.TurnOrder()  # for the fixture

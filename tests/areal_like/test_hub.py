@@ -16,7 +16,7 @@ from areal_like import hub
 from areal_like.config.layers import parse_override
 from areal_like.config.registry import ConfigError
 from areal_like.config.run_config import leaves, load_resolved
-from scripts.train import inline
+from scripts import train
 from tests.folders import write_folder
 
 TOKEN = "hf_hidden"
@@ -79,6 +79,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "arrow")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "arrow"))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
@@ -100,6 +101,7 @@ def pushed(server: Hub, place: Path, first: int) -> list[str]:
 ARGV = ["quickstart", "model=own/tiny", "task=jsonl", "task.path=own/sums", "task.heldout_split=test"]
 ARGV += ["task.columns={prompt: question}", "task.max_tokens=4", "groups_per_batch=2", "sizing.group_size=2"]
 ARGV += ["task.max_prompt_tokens=64", "run.trackers=[]", "eval.prompts=2", "run.target_reward=null"]
+ARGV += ["actors.count=1", "rewards.workers=1"]
 NAMES = ("model.path", "task.tokenizer", "task.path")
 
 
@@ -107,12 +109,12 @@ NAMES = ("model.path", "task.tokenizer", "task.path")
 def test_a_run_stays_at_the_commits_that_it_found(served: Hub, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     first = pushed(served, tmp_path / "a", 1)
     run, where = tmp_path / "runs" / "it", f"run.dir={tmp_path / 'runs'}"
-    inline(*ARGV, where, "run.name=it", "run.steps=1")
+    assert train.main([*ARGV, where, "run.name=it", "run.steps=1"]) == 0
     assert commits(run) == [first[0], *first]
     pushed(served, tmp_path / "b", 2)
-    inline(*ARGV, where, "run.steps=2", f"resume={run}")
+    assert train.main([*ARGV, where, "run.steps=2", f"resume={run}"]) == 0
     shutil.rmtree(constants.HF_HUB_CACHE)
-    inline(*ARGV, where, "run.name=again", f"replay={run}")
+    assert train.main([*ARGV, where, "run.name=again", f"replay={run}"]) == 0
     assert commits(run) == commits(run.with_name("again")) == [first[0], *first]
     written = [path.read_bytes() for path in run.rglob("*") if path.is_file()]
     assert f"Bearer {TOKEN}" in served.tokens

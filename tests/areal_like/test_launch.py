@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import psutil
@@ -19,7 +18,6 @@ import pytest
 from areal_like.config import run_config as configs
 from areal_like.launch import children, group, ray
 from areal_like.launch.children import Children, RestartLimits, Restarts
-from areal_like.launch.inline import RoleThread
 from areal_like.launch.local import LocalLauncher, spawn_role
 from areal_like.launch.outcome import RunFailed, is_from_outside, nothing
 from areal_like.launch.plan import RoleSpec, plan
@@ -255,14 +253,6 @@ def test_a_role_whose_starter_is_gone_ends_at_once(run_folder: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     assert alone(run_folder, "sleep", "--starter", str(gone.pid)).wait(60) == EXIT_TERMINATED
-
-
-def test_a_pause_before_a_role_listens_reaches_it() -> None:
-    member = SimpleNamespace(turns=SimpleNamespace(run=print))
-    orders, paused = RoleThread(SimpleNamespace(name="learner", module=""), member), []  # type: ignore[arg-type]
-    orders.pause()
-    orders.on_pause(lambda: paused.append(1))
-    assert paused == [1]
 
 
 SILENT = "import time\nprint('Unauthenticated: InvalidAuthToken', file=__import__('sys').stderr, flush=True)\n"

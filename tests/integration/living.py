@@ -40,10 +40,11 @@ class Run:
         name: str = "run",
         wrapper: tuple[str, ...] = (),
         fresh: bool = False,
+        config: str = "configs/quickstart.yaml",
         **variables: str,
     ):
         self.place, self.overrides, self.folder, self.output = place, overrides, place / name, place / f"{name}.out"
-        self.words = ["scripts.train", "configs/quickstart.yaml", f"run.dir={place}", f"run.name={name}", *overrides]
+        self.words = ["scripts.train", config, f"run.dir={place}", f"run.name={name}", *overrides]
         self.how, self.variables = (wrapper, fresh), variables
         self.start()
 
@@ -123,8 +124,8 @@ class Run:
             self.end()
 
 
-def train_in_processes(folder: Path, name: str, *overrides: str) -> Path:
-    """Run `scripts.train` to its end, each role a process; returns the run folder."""
-    run = Run(folder, *overrides, name=name)
+def train(folder: Path, name: str, *overrides: str, **how: str) -> Path:
+    """Run `scripts.train` to its end; returns the run folder."""
+    run = Run(folder, *overrides, name=name, **how)
     assert run.end() == 0, run.text()
     return run.folder

@@ -3,15 +3,7 @@
 import json
 from pathlib import Path
 
-from scripts.train import inline
-
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-
-
-def train(folder: Path, name: str, *overrides: str, config: str = "configs/quickstart.yaml") -> Path:
-    """Run a config in this process, to its end; returns the run folder. Raises a role's error."""
-    inline(str(REPOSITORY / config), f"run.dir={folder}", f"run.name={name}", *overrides)
-    return folder / name
 
 
 def rows(run: Path) -> list[dict]:

@@ -112,7 +112,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ("script", "more"),
     [
         ("quickstart.sh", []),
-        ("quickstart_pretrained.sh", ["sampling.max_new_tokens=8", "filter=none", "launcher=inline"]),
+        ("quickstart_pretrained.sh", ["sampling.max_new_tokens=8", "filter=none"]),
     ],
 )
 def test_the_quickstarts_run_to_their_end(clone: Path, script: str, more: list[str]) -> None:
@@ -145,8 +145,6 @@ def scaled(words: list[str], folder: Path) -> list[str]:
         small.append("sampling.max_new_tokens=8")  # the model takes no more
     if "resume=auto" in arguments:
         small.append("run.name=none")  # nothing is unfinished there
-    if small and "--dry-run" not in arguments and not keys & {"launcher", "run.name"}:
-        small.append("launcher=inline")  # those that others look at, and the quickstarts, are several processes
     return [*start, *arguments, *small, *(["--plain"] if "--dry-run" not in arguments else [])]
 
 

@@ -26,8 +26,8 @@ from scripts import status, stop
 from scripts.following.running import Running
 from scripts.ledger import audit
 from tests.forked import until
-from tests.integration.living import Run, processes
-from tests.integration.runs import REPOSITORY, rows, summary, train
+from tests.integration.living import Run, processes, train
+from tests.integration.runs import REPOSITORY, rows, summary
 
 pytestmark = pytest.mark.integration
 
@@ -304,11 +304,10 @@ Path.exists = lambda path, **knobs: not str(path).startswith("/proc") and exists
 """
 
 
-@pytest.mark.parametrize("launcher", ["local", "inline"])
-def test_a_run_needs_nothing_that_only_linux_has(tmp_path: Path, launcher: str) -> None:
+def test_a_run_needs_nothing_that_only_linux_has(tmp_path: Path) -> None:
     """The calls of the standard library that macOS lacks are taken away from all of its processes."""
     (tmp_path / "sitecustomize.py").write_text(LINUXS)
-    command = [sys.executable, "-m", "scripts.train", "copy4", f"launcher={launcher}", f"run.dir={tmp_path / 'runs'}"]
+    command = [sys.executable, "-m", "scripts.train", "copy4", f"run.dir={tmp_path / 'runs'}"]
     command += ["run.steps=2", "run.target_reward=null", "eval.prompts=4", "actors.count=1"]
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
     done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)

@@ -14,8 +14,8 @@ from areal_like.weights.state import State
 from learners.publication import BESIDE_FROM
 from learners.sharding import _edges
 from scripts.eval import model_folder
-from tests.integration.living import Run
-from tests.integration.runs import rows, summary, train
+from tests.integration.living import Run, train
+from tests.integration.runs import rows, summary
 from tests.integration.test_resume import trained_ids
 
 FEW = ["run.target_reward=null", "eval.every=0", "eval.prompts=4"]

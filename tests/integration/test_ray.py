@@ -16,8 +16,8 @@ from areal_like.launch.outcome import RunFailed
 from areal_like.launch.plan import RoleSpec
 from areal_like.launch.ray import RayLauncher
 from scripts.ledger import audit
-from tests.integration.living import Run
-from tests.integration.runs import summary, train
+from tests.integration.living import Run, train
+from tests.integration.runs import summary
 
 pytestmark = pytest.mark.integration
 
@@ -145,8 +145,7 @@ def test_deaths_of_actors_are_survived_that_of_the_learner_ends_the_run_and_a_re
     cluster: Any, start: Callable[..., RayRun]
 ) -> None:
     """An actor's process is killed, then a node of three, then the learner. Each process has GPUs of its own, as
-    many as planned, also after a restart; those declared to Ray. (Resumed by the inline launcher: only the end of such
-    a run is Ray's.)"""
+    many as planned, also after a restart; those declared to Ray. (Resumed by local processes.)"""
     import ray
 
     cluster.add_node(num_cpus=CPUS, num_gpus=GPUS)

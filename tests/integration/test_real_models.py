@@ -1,5 +1,5 @@
-"""Whole runs with text: from a Hugging Face folder with a chat template to the folder at the end, and with agents at
-the endpoint, which learn."""
+"""Whole runs: with text, from a Hugging Face folder with a chat template to the folder at the end; with agents at the
+endpoint, which learn; with rewards of parts; with weights that stay on a device."""
 
 import json
 from pathlib import Path
@@ -8,10 +8,12 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from areal_like.models.causal_lm import state_of
+from areal_like.run.api import Run
 from areal_like.tasks.text import TEMPLATE
-from scripts import export
+from scripts import export, ledger
 from tests.folders import write_folder
-from tests.integration.runs import rows, summary, train
+from tests.integration.living import train
+from tests.integration.runs import published, rows, summary
 
 pytestmark = pytest.mark.integration
 
@@ -61,3 +63,34 @@ def test_an_agent_that_speaks_openais_protocol_learns_without_being_rewritten(tm
     assert last["agents/turns"] > 0 and last["agents/crashes"] == last["agents/turns_left_out"] == 0
     mismatch = [row["mismatch_max"] for row in rows(run) if "mismatch_max" in row]
     assert mismatch and max(mismatch) < 1e-3, "the endpoint's logprobs are the learner's"
+
+
+HERE = "tests.integration.components"
+ALONE = ["groups_per_batch=4", "run.target_reward=null", "actors.count=1"]
+
+
+def test_parts_of_rewards_reach_metrics_and_samples_and_groups_do_without_samples_that_have_none(tmp_path: Path):
+    few = ["eval.prompts=2", "run.steps=4", "sizing.group_size=4"]
+    run = train(tmp_path, "run", f"task={HERE}:Parted", *ALONE, *few)
+    for row in rows(run):
+        assert row["reward/mean"] == pytest.approx(row["reward/part/place"] + 0.5 * row["reward/part/even"])
+    groups = [sample.group for sample in Run(run).samples()]
+    kept = [sample for sample in Run(run).samples() if sample.parts]
+    assert kept and all(sample.reward == sample.parts["place"] + 0.5 * sample.parts["even"] for sample in kept)
+    assert {groups.count(sample.group) for sample in kept} & {2, 3}, "a group is trained without them"
+    assert summary(run)["steps"] == 4 and ledger.main([str(run), "--verify"]) == 0
+
+
+@pytest.mark.parametrize("more", [[], ["learner.lora={rank: 2}"]], ids=["whole", "adapters"])
+def test_weights_that_stay_on_a_device_are_those_of_the_host(tmp_path: Path, more: list[str]) -> None:
+    """Learner and actor compare, digest and write the bits there, from the first version on and after a resume."""
+    common = ["mode=sync", "engine.batch_invariant=true", *ALONE, "eval.prompts=0", "weights.sweep_every=2", *more]
+    host = train(tmp_path, "host", *common, "run.steps=5")
+    ours = train(tmp_path, "device", *common, f"task={HERE}:OnDevice", "run.steps=3")
+    train(tmp_path, ours.name, *common, f"task={HERE}:OnDevice", "run.steps=5", f"resume={ours}")
+    assert published(ours) == published(host) and len(set(published(host))) == 6
+    for name in ("actor-0", "learner"):
+        assert "weights on a device" in (ours / "logs" / f"{name}.log").read_text()
+        assert "weights on a device" not in (host / "logs" / f"{name}.log").read_text()
+    for row, other in zip(rows(ours), rows(host), strict=True):
+        assert all(row.get(name) == other.get(name) for name in ("loss", "publish/delta_bytes", "publish/density"))

@@ -14,8 +14,8 @@ from buffer.journal import Recorded, scan
 from buffer.recovery import standing
 from scripts.following.running import Running
 from scripts.ledger import audit
-from tests.integration.living import Run
-from tests.integration.runs import rows, summary, train
+from tests.integration.living import Run, train
+from tests.integration.runs import rows, summary
 
 COMMON = ["run.target_reward=null", "buffer.keep_journal=true", "eval.prompts=4", "eval.every=0"]
 

@@ -280,10 +280,9 @@ def config_of(*overrides: str) -> Config:
         (ON_ONE, 1),
         ((*SHARED, "placement={learner: [0], actors: [2]}"), 3),
         (("engine=sglang", "engine.tp_size=2", "engine.replicas=2", "actors.count=1"), 4),
-        ((*SHARED, "launcher=inline"), 1),
         ((*SHARED, "launcher=slurm", "buffer.transport=tcp"), 0),
     ],
-    ids=["cpu", "auto", "shared", "named", "servers", "inline", "slurm"],
+    ids=["cpu", "auto", "shared", "named", "servers", "slurm"],
 )
 def test_a_run_needs_the_devices_of_its_placement(overrides: tuple[str, ...], count: int) -> None:
     assert wanted(config_of(*overrides)) == count

@@ -423,7 +423,6 @@ def test_the_home_folder_is_found_where_the_shell_leaves_it_alone(monkeypatch: p
 def test_transport_follows_the_port() -> None:
     assert resolve_transport(configs.load([QUICKSTART])).buffer.transport == "ipc"
     assert resolve_transport(configs.load([QUICKSTART, "buffer.port=7777"])).buffer.transport == "tcp"
-    assert resolve_transport(configs.load([QUICKSTART, "launcher=inline"])).buffer.transport == "inproc"
     asked = configs.load([QUICKSTART, "buffer.transport=ipc"])
     assert resolve_transport(asked).buffer.transport == "ipc"
 

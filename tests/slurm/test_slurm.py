@@ -20,8 +20,8 @@ from areal_like.launch.children import limits
 from areal_like.launch.plan import plan
 from scripts.ledger import audit
 from tests import placed
-from tests.integration.living import Run
-from tests.integration.runs import REPOSITORY, rows, summary, train
+from tests.integration.living import Run, train
+from tests.integration.runs import REPOSITORY, rows, summary
 from tests.integration.test_ablate import TIMED as STUDY
 from tests.slurm.cluster import Cluster, missing
 
@@ -229,8 +229,8 @@ def kill_with_parents(folder: Path, names: set[str]) -> None:
 
 
 def test_an_ablation_of_two_configs_and_two_seeds_becomes_one_table(cluster: Cluster, place: Path) -> None:
-    """An array of four tasks; USR1 warns one that its time is over, and it is queued again. Each run is one process."""
-    own = {"groups_per_batch": 2, "learner.base": 0.1, "run.steps": 15, "launcher": "inline"}
+    """An array of four tasks; USR1 warns one that its time is over, and it is queued again."""
+    own = {"groups_per_batch": 2, "learner.base": 0.1, "run.steps": 15}
     study = STUDY | {"set": STUDY["set"] | own, "grid": {"scheduler.max_staleness": [0, 1]}, "seeds": [0, 1]}
     path, out = place / "study.yaml", place / "study"
     path.write_text(yaml.safe_dump(study, sort_keys=False))
