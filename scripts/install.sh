@@ -20,12 +20,11 @@ say UV_FIND_LINKS "$(setting find-links | tr ' ' ',')"
 say UV_HTTP_TIMEOUT "$(setting default-timeout)"
 say SSL_CERT_FILE "$(setting cert)"
 export UV_INDEX_STRATEGY=unsafe-best-match  # as pip: the newest version of all indexes
-# torch comes first and alone: nothing else then chooses its version, which may be a wheel for the CPU (find-links).
-first=${TORCH-$(grep '^torch==' "$(dirname "$0")/../constraints.txt")}
+# torch is pip's: that takes a wheel for the CPU where one lies ready (find-links), and uv's choice might bring CUDA.
+torch=${TORCH-$(grep '^torch==' "$(dirname "$0")/../constraints.txt")}
+[ -z "$torch" ] || "${pip[@]}" install --quiet "$torch"
 if [ -x "$uv" ] || "${pip[@]}" install --quiet uv 2> /dev/null; then
-    with_uv=("$uv" pip install --quiet --python "$python")
-    { [ -z "$first" ] || "${with_uv[@]}" "$first"; } && "${with_uv[@]}" "$@" && exit
+    "$uv" pip install --quiet --python "$python" "$@" && exit
     echo "== uv could not install that: pip tries" >&2
 fi
-[ -z "$first" ] || "${pip[@]}" install --quiet "$first"
 exec "${pip[@]}" install --quiet "$@"

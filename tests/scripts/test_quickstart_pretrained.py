@@ -1,6 +1,6 @@
 """Shell scripts with stand-ins for their commands, without network and training. The quickstart of the pretrained
-model: which run it continues; its prompts. `install.sh`: torch comes first, uv receives pip's configuration, and pip
-installs what uv can not."""
+model: which run it continues; its prompts. `install.sh`: torch is pip's, uv receives pip's configuration, and pip
+installs the rest."""
 
 import json
 import os
@@ -119,7 +119,9 @@ def test_pip_installs_what_uv_can_not(tmp_path: Path, code: int) -> None:
     unset = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
     command = ["bash", str(ROOT / "scripts" / "install.sh"), str(tmp_path), "-c", "bounds.txt", "some package"]
     done = subprocess.run(command, env=unset, capture_output=True, text=True, timeout=60, check=True)
-    with_uv, with_pip = ([line for line in done.stdout.splitlines() if line.startswith(by)] for by in ("uv", "pip"))
-    assert all(line.endswith(" links=/w,/x index=http://i") for line in with_uv) and len(with_uv) == (1 if code else 2)
-    torch, rest = with_pip if code else with_uv
-    assert " torch==" in torch and "-c bounds.txt some package" in rest and bool(with_pip) == bool(code)
+    torch, *said = done.stdout.splitlines()
+    assert torch.startswith("pip: ") and "install --quiet torch==" in torch
+    assert said[0].startswith("uv: pip install ") and "bounds.txt some package links=/w,/x index=http://i" in said[0]
+    assert [line.startswith("pip: ") and line.endswith(" -c bounds.txt some package") for line in said[1:]] == [
+        True
+    ] * bool(code)
