@@ -109,11 +109,15 @@ def python(kind, monkeypatch):
         ("print('\\ud800')", "?"),
         ("print('a')\n1 / 0", "error: a\nZeroDivisionError: division by zero"),
         ("import os\nos._exit(0)", "error: the program has ended by itself, or needs too much memory"),
-        ("while True: pass", "error: the program was ended: more than 1 s of processor time, or 10 s"),
     ],
 )
 def test_a_program_is_run_and_its_output_is_shown(python, code, shown):
     assert python(code) == shown
+
+
+@pytest.mark.parametrize("kind", ["python"], indirect=True)
+def test_a_program_without_an_end_is_ended(python):
+    assert python("while True: pass") == "error: the program was ended: more than 1 s of processor time, or 10 s"
 
 
 @given(st.integers(-999, 999), st.sampled_from(["+", "-", "*", "//", "%", "/"]), st.integers(1, 999), st.integers(0, 9))

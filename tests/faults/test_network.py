@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 TIMEOUT = 2.0
 """Seconds of silence after which a peer, or a link, counts as dead."""
 SHORT, LONG = 0.3, 3.0
-RUN = ["engine=timed", "learner=timed", "learner.base=0.1", "engine.median=20", "eval.prompts=4", "eval.every=3"]
+RUN = ["engine=timed", "learner=timed", "learner.base=0.2", "engine.median=20", "eval.prompts=4", "eval.every=3"]
 RUN += [f"buffer.heartbeat_timeout={TIMEOUT}", "buffer.transport=tcp", "buffer.keep_journal=true", "resume=auto"]
 RUN += [f"run.steps={NO_END}", "run.target_reward=null", "groups_per_batch=8", "checkpoint.every=10"]
 
@@ -46,7 +46,7 @@ class Net:
         self.proxy.cut(kind, who)
         time.sleep(seconds)
         self.proxy.heal()
-        self.run.until_steps(5)
+        self.run.until_steps(3)
 
     def close(self) -> None:
         self.run.close()
@@ -61,7 +61,7 @@ def net(tmp_path: Path) -> Iterator[Net]:
 
 
 def assert_all_is_well(net: Net) -> None:
-    summary = net.run.finish_resumed(5)
+    summary = net.run.finish_resumed(3)
     findings = audit(net.run.folder).findings
     assert not any(findings.values()), findings
     assert set(summary["ledger"]["dropped"]) <= {"end of run"}
@@ -70,7 +70,7 @@ def assert_all_is_well(net: Net) -> None:
 
 @pytest.mark.parametrize("kind", ["stall", "close", "swallow"])
 def test_cuts_shorter_and_longer_than_the_time_out(net: Net, kind: str) -> None:
-    net.run.until_steps(5)
+    net.run.until_steps(3)
     net.cut(kind, "actor-0", SHORT)
     net.cut(kind, "actor-0", LONG)
     net.cut(kind, "learner", LONG)
@@ -88,7 +88,7 @@ def test_a_storm_of_broken_connections(net: Net) -> None:
         time.sleep(dice.uniform(0.0, 0.05))
         net.proxy.heal()
         time.sleep(dice.uniform(0.0, 0.3))
-    net.run.until_steps(10)
+    net.run.until_steps(5)
     assert "hello again" in net.run.log("actor-0")
     assert "the connection to the buffer broke" in net.run.log("learner")
     assert_all_is_well(net)
