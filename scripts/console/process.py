@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO, cast
 
@@ -21,8 +20,6 @@ class Signals:
         self.received = ""
         self._pause = False
         self._before: dict[signal.Signals, Any] = {}
-        if threading.current_thread() is not threading.main_thread():
-            return  # signals are the main thread's
         for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup asks to ignore it
                 self._before[number] = signal.signal(number, self._record)
