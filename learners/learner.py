@@ -63,10 +63,11 @@ class TorchLearner:
     On `device`, matrices are multiplied in `compute_dtype`; master weights, states between layers, norms, logits and
     sums over tokens stay in float32. With `param_dtype` bfloat16, weights have that dtype while layers compute, which
     rounds none of them; with `lora` the frozen ones alone. None: if the other two are bfloat16, on CUDA or with `lora`.
-    `checkpoint_activations` saves memory but computes a third more; `compile` has torch compile the layers. With
-    `router_replay` the model uses the experts that the engine's model chose; not with `compile`. At most `max_logits`
-    logits are made at once. None: on CUDA layers are compiled, and the memory that is free at the first batch chooses
-    the other sizes (`learners.sizing`); on a CPU 16,384 tokens, 2^26 logits, and nothing is compiled or recomputed.
+    `checkpoint_activations` saves memory but computes a third more; `compile` has torch compile the layers and, on
+    CUDA, the logprob head. With `router_replay` the model uses the experts that the engine's model chose; not with
+    `compile`. At most `max_logits` logits are made at once. None: on CUDA layers are compiled, and the memory that is
+    free at the first batch chooses the other sizes (`learners.sizing`); on a CPU 16,384 tokens, 2^26 logits, and
+    nothing is compiled or recomputed.
     `threads`: CPU threads of each rank (None: as torch has them); another number may change last bits. Other knobs are
     those of `learners.objective`. A float64 model computes in float64.
     """

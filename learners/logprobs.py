@@ -2,7 +2,9 @@
 positions that predict a trained token, some of them at a time, so the logits of a large vocabulary are never all in
 memory; the backward pass computes a piece again. Temperature is applied as in the engines: logits / temperature."""
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from areal_like.models.causal_lm import multiplied_into_float32
+from areal_like.models.compiling import Compiling
 from areal_like.models.model_folder import CHANGES_LOGITS
 from learners.packing import MicroBatch
 
@@ -63,22 +66,20 @@ class _Chosen(torch.autograd.Function):
         rows: int,
         keep: bool = True,
         entropy_gradient: bool = True,
+        chains: "Chains | None" = None,
     ) -> tuple[Tensor, Tensor]:
         """`states` [N, H], `weight` [V, H], `bias` [V], `targets` int64 [N] → logprobs [N] and entropies [N]; entropies
         have a gradient only if `entropy_gradient`. `keep` false: there will be no backward pass."""
         ctx.set_materialize_grads(False)
-        ctx.dtype = _dtype(weight)
+        ctx.dtype, ctx.chains = _dtype(weight), chains or PLAIN
         ctx.kept = None
         if keep and any(ctx.needs_input_grad) and len(states) <= rows:
             ctx.kept = weight.new_empty(len(states), len(weight), dtype=ctx.dtype)
         found = []
         for part in _parts(len(states), rows, weight):
             with torch.autocast(weight.device.type, enabled=False):
-                logits = _logits(states[part], weight, bias).div_(temperature)
-                chosen, entropy, probabilities = _read(logits, targets[part])
-            found.append((chosen, entropy))
-            if ctx.kept is not None:
-                ctx.kept[part] = probabilities
+                into = None if ctx.kept is None else ctx.kept[part]
+                found.append(ctx.chains.read(_logits(states[part], weight, bias), temperature, targets[part], into))
         chosen, entropy = (torch.cat(column) for column in zip(*found, strict=True))
         ctx.save_for_backward(states, weight, bias, targets, chosen, entropy)
         ctx.temperature, ctx.rows = temperature, rows
@@ -101,20 +102,21 @@ class _Chosen(torch.autograd.Function):
         with torch.autocast(weight.device.type, enabled=False):
             for start in range(0, len(states), ctx.rows):
                 piece = slice(start, start + ctx.rows)
-                gradient = kept
-                if gradient is None:
-                    gradient = _probabilities(states[piece], weight, bias, ctx.temperature, ctx.dtype)
+                gradient = weight.new_empty(len(states[piece]), len(weight), dtype=ctx.dtype) if kept is None else kept
                 for part in _parts(len(gradient), ctx.rows, weight):
                     mine = slice(start + part.start, start + part.stop)
+                    if kept is None:
+                        ctx.chains.softmax(_logits(states[mine], weight, bias), ctx.temperature, gradient[part])
                     pushed = None if push is None else push[mine]
-                    _differentiate(gradient[part], targets[mine], chosen[mine], entropy[mine], pull[mine], pushed)
+                    here = ctx.chains.differentiate(gradient[part], chosen[mine], entropy[mine], pull[mine], pushed)
+                    gradient[part].scatter_(1, targets[mine, None], here[:, None].to(gradient.dtype))
                 of_states[piece] = gradient @ narrow
                 product = gradient.t() @ states[piece].to(ctx.dtype)
                 of_weight = product.to(wide) if of_weight is None else of_weight.add_(product)
                 if of_bias is not None:
                     of_bias += gradient.sum(0)
         of_weight = None if of_weight is None else of_weight.to(weight.dtype)
-        return of_states, of_weight, of_bias, *(None for _ in range(5))
+        return of_states, of_weight, of_bias, *(None for _ in range(6))
 
 
 def _dtype(weight: Tensor) -> torch.dtype:
@@ -130,42 +132,70 @@ def _parts(count: int, rows: int, weight: Tensor) -> list[slice]:
     return [slice(start, min(start + few, count)) for start in range(0, count, few)]
 
 
-def _read(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logprobs of `targets` int64 [N] and entropies [N] from logits [N, V], which become probabilities."""
+def _read(logits: Tensor, temperature: float, targets: Tensor, into: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Logprobs of `targets` int64 [N] and entropies [N] from logits [N, V], which are overwritten; `into` receives the
+    probabilities."""
+    logits.div_(temperature)
     logits.sub_(logits.amax(-1, keepdim=True))
     chosen = logits.gather(-1, targets[:, None])[:, 0]
     probabilities = logits.exp()
     total = probabilities.sum(-1)
     probabilities.div_(total[:, None])
+    if into is not None:
+        into.copy_(probabilities)
     # A probability of 0 would give 0 · −inf.
     below = torch.einsum("nv,nv->n", probabilities, logits.clamp_(min=torch.finfo(logits.dtype).min))
-    return chosen - total.log(), total.log() - below, probabilities
+    return chosen - total.log(), total.log() - below
 
 
-def _probabilities(
-    states: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, dtype: torch.dtype
-) -> Tensor:
-    """[N, V], in `dtype`."""
-    found = weight.new_empty(len(states), len(weight), dtype=dtype)
-    for part in _parts(len(states), len(states), weight):
-        found[part] = torch.softmax(_logits(states[part], weight, bias).div_(temperature), -1)
-    return found
+def _read_once(logits: Tensor, temperature: float, targets: Tensor, into: Tensor | None) -> tuple[Tensor, Tensor]:
+    """As `_read`, for a compiler: it reads logits for their maximum, for both sums, and for `into`, and keeps them."""
+    logits = logits / temperature
+    logits = logits - logits.amax(-1, keepdim=True)
+    chosen = logits.gather(-1, targets[:, None])[:, 0]
+    powers = logits.exp()
+    total = powers.sum(-1)
+    below = (powers * logits.clamp(min=torch.finfo(logits.dtype).min)).sum(-1) / total
+    if into is not None:
+        into.copy_(powers / total[:, None])
+    return chosen - total.log(), total.log() - below
 
 
-def _differentiate(
-    probabilities: Tensor, targets: Tensor, chosen: Tensor, entropy: Tensor, pull: Tensor, push: Tensor | None
-) -> None:
-    """Turn probabilities [N, V], in place, into the gradient of Σ (pull · logprob + push · entropy) by the logits."""
+def _softmax(logits: Tensor, temperature: float, into: Tensor) -> None:
+    """Write probabilities [N, V]; logits may be overwritten."""
+    logits = logits / temperature if torch.compiler.is_compiling() else logits.div_(temperature)
+    into.copy_(torch.softmax(logits, -1))
+
+
+def _differentiate(probabilities: Tensor, chosen: Tensor, entropy: Tensor, pull: Tensor, push: Tensor | None) -> Tensor:
+    """Turn probabilities [N, V], in place, into the gradient of Σ (pull · logprob + push · entropy) by the logits, but
+    for the targets' [N], which are returned."""
     finite = chosen.clamp(min=torch.finfo(chosen.dtype).min)
     both = pull if push is None else pull + push * (finite + entropy)
-    here = pull - finite.exp() * both  # where 1 − p needs all digits
     if push is not None:
         logprobs = probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
         logprobs.add_(entropy[:, None]).mul_(push[:, None]).add_(pull[:, None])
         probabilities.mul_(logprobs.neg_())
     else:
         probabilities.mul_(-pull[:, None])
-    probabilities.scatter_(1, targets[:, None], here[:, None].to(probabilities.dtype))
+    return pull - finite.exp() * both  # where 1 − p needs all digits
+
+
+class Chains(NamedTuple):
+    """What the head computes from logits, in operations on single numbers and on rows."""
+
+    read: Callable[[Tensor, float, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+    softmax: Callable[[Tensor, float, Tensor], None]
+    differentiate: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], Tensor]
+
+
+PLAIN = Chains(_read, _softmax, _differentiate)
+
+
+def compiled(compiling: Compiling) -> Chains:
+    """The chains in few passes over the logits: without a compiler there are ten."""
+    wrap = partial(compiling.wrap, name="the logprob head")
+    return Chains(wrap(_read_once, plain=_read), wrap(_softmax), wrap(_differentiate))
 
 
 class LogprobHead:
@@ -173,10 +203,18 @@ class LogprobHead:
     [N] are set; logits where they are not. At most `max_logits` logits are made at once (but those of one token).
     `entropy_gradient`: will anybody ask for the entropies' gradient?"""
 
-    def __init__(self, head: nn.Module, vocabulary: int, max_logits: int, *, entropy_gradient: bool = True):
+    def __init__(
+        self,
+        head: nn.Module,
+        vocabulary: int,
+        max_logits: int,
+        *,
+        entropy_gradient: bool = True,
+        chains: Chains = PLAIN,
+    ):
         self._head, self._forward, self._vocabulary = head, head.forward, vocabulary
         self.limit(max_logits)
-        self._entropy_gradient = entropy_gradient
+        self._entropy_gradient, self._chains = entropy_gradient, chains
         self.targets: Tensor | None = None
         self.temperature = 1.0
 
@@ -189,7 +227,7 @@ class LogprobHead:
         targets = self.targets
         if type(self._head) is nn.Linear and len(targets):
             weight, bias = self._head.weight, self._head.bias
-            how = (self.temperature, self._rows, torch.is_grad_enabled(), self._entropy_gradient)
+            how = (self.temperature, self._rows, torch.is_grad_enabled(), self._entropy_gradient, self._chains)
             return torch.stack(_Chosen.apply(states[0], weight, bias, targets, *how), -1)[None]
         if len(targets) <= self._rows:
             return self._piece(states, targets, self.temperature)
@@ -207,12 +245,12 @@ class LogprobHead:
         return torch.stack([logprobs, entropy if self._entropy_gradient else entropy.detach()], -1)[None]
 
 
-def use_logprob_head(model: PreTrainedModel, max_logits: int, *, entropy_gradient: bool = True) -> None:
-    """Make a model's head give logprobs in pieces (`LogprobHead`). Raises ValueError if logits are not its own."""
+def use_logprob_head(model: PreTrainedModel, max_logits: int, **how: Any) -> None:
+    """Make a model's head a `LogprobHead` with these arguments. Raises ValueError if logits are not its own."""
     if changed := [key for key in CHANGES_LOGITS if getattr(model.config, key, None) is not None]:
         raise ValueError(f"the model changes its head's logits by {changed}, so the learner can't train it")
     head = model.get_output_embeddings()
-    head.forward = LogprobHead(head, model.config.vocab_size, max_logits, entropy_gradient=entropy_gradient)
+    head.forward = LogprobHead(head, model.config.vocab_size, max_logits, **how)
 
 
 def limit_logits(model: PreTrainedModel, max_logits: int) -> None:

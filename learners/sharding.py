@@ -25,7 +25,7 @@ from areal_like.models.causal_lm import handed_on, layers_of, round_inputs, weig
 from areal_like.models.compiling import Compiling
 from areal_like.weights.state import TensorSpec
 from learners.collectives import Ranks
-from learners.logprobs import use_logprob_head
+from learners.logprobs import PLAIN, compiled, use_logprob_head
 
 
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -41,6 +41,8 @@ def recompute(model: PreTrainedModel) -> None:
 
 
 CPU = torch.device("cpu")
+COMPILED = {"cuda"}
+"""Types of devices on which torch compiles what the head does with logits, too."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,9 @@ def hold_in(
 
 def prepare(models: list[PreTrainedModel], ranks: Ranks, how: Computing) -> None:
     """Apply the logprob head and everything that `how` has, in the one order that works."""
+    chains = compiled(how.compiling) if how.compiling.on and how.device.type in COMPILED else PLAIN
     for model in dict.fromkeys(models):
-        use_logprob_head(model, how.max_logits, entropy_gradient=how.entropy_gradient)
+        use_logprob_head(model, how.max_logits, entropy_gradient=how.entropy_gradient, chains=chains)
         if how.hold_in:
             keep_states_wide(model, how.hold_in)
         for layer in layers_of(model) if how.compiling.on else ():

@@ -15,8 +15,10 @@ class Compiling:
     def __init__(self, on: bool):
         self.on = on
 
-    def wrap(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """`name`: for the warning."""
+    def wrap(
+        self, function: Callable[..., Any], name: str, plain: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
+        """`name`: for the warning. `plain`: the same function in the form that is fast without a compiler."""
         compiled = torch.compile(function, dynamic=True)  # for rows of any length
 
         def compute(*args: Any, **kwargs: Any) -> Any:
@@ -26,6 +28,6 @@ class Compiling:
                 except torch._dynamo.exc.TorchDynamoException as error:
                     self.on = False
                     log.warning("torch can't compile %s, so they are not compiled: %s", name, error)
-            return function(*args, **kwargs)
+            return (plain or function)(*args, **kwargs)
 
         return compute

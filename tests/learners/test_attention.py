@@ -8,13 +8,16 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from areal_like.models.compiling import Compiling
 from learners import attention, varlen
 from learners.advantages import group
 from learners.attention import attend_plainly, packed_attention, use_packed_attention
 from learners.learner import TorchLearner
 from learners.logprobs import (
+    PLAIN,
     LogprobHead,
     _Chosen,
+    compiled,
     forward_logprobs,
     token_logprobs,
     use_logprob_head,
@@ -196,17 +199,20 @@ def test_certain_and_impossible_tokens_are_finite_with_finite_gradients():
     assert torch.isfinite(logits.grad).all()
 
 
-@pytest.mark.parametrize("rows", [3, 100])
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_linear_head_without_logits_in_the_graph_is_the_head(rows, bias):
-    """In float64: values and gradients of both together, and of each alone, against log_softmax."""
+@pytest.mark.parametrize(
+    "rows, bias, on", [(3, 0, False), (3, 1, False), (100, 0, False), (100, 1, False), (5, 1, True)]
+)
+def test_a_linear_head_without_logits_in_the_graph_is_the_head(rows, bias, on):
+    """In float64: values and gradients of both together, and of each alone, against log_softmax; once compiled."""
+    compiling = Compiling(on)
+    chains = compiled(compiling) if on else PLAIN
     rng = torch.Generator().manual_seed(0)
-    head = torch.nn.Linear(5, 17, bias=bias, dtype=torch.float64)
+    head = torch.nn.Linear(5, 17, bias=bool(bias), dtype=torch.float64)
     targets = torch.randint(0, 17, (10,), generator=rng)
     for of_chosen, of_entropy in ((1.0, 0.0), (0.0, 1.0), (0.3, -0.7)):
         states = torch.randn(10, 5, generator=rng, dtype=torch.float64, requires_grad=True)
         inputs = [states, *head.parameters()]
-        found = _Chosen.apply(states, head.weight, head.bias, targets, 0.7, rows)
+        found = _Chosen.apply(states, head.weight, head.bias, targets, 0.7, rows, True, True, chains)
         truth = token_logprobs(head(states), targets, 0.7)
         for mine, theirs in zip(found, truth, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-13)
@@ -216,6 +222,7 @@ def test_a_linear_head_without_logits_in_the_graph_is_the_head(rows, bias):
         )
         for gradient, expected in zip(mine, theirs, strict=True):
             torch.testing.assert_close(gradient, expected, rtol=1e-11, atol=1e-13)
+    assert compiling.on == on, "the compiler breaks"
 
 
 @pytest.mark.parametrize("held", ["float32", "bfloat16"])
