@@ -53,7 +53,8 @@ PAIRED = {"difference": "+.3f", "low": "+.3f", "high": "+.3f", "better": "d", "w
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to one prompt: texts, rewards, lengths in tokens, and how many were cut at the longest length."""
+    """Answers to one prompt: texts, rewards, lengths in tokens, and how many were cut at the longest length; without
+    those `unscored`, whose reward is None."""
 
     prompt: str
     wanted: str
@@ -61,6 +62,7 @@ class Answers:
     rewards: list[float]
     lengths: list[int]
     cut: int
+    unscored: int
 
 
 @dataclass(frozen=True)
@@ -195,10 +197,11 @@ def check_vocabulary(given: Path, folder: Path, asked: Sequence[Question]) -> No
 
 
 async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[Answers]:
-    """Ask all prompts of a set. Raises UserError if an answer can't be verified, or its agent or environment fails."""
+    """Ask all prompts of a set. Raises UserError if an answer can't be verified, none has a reward, or an agent or
+    environment fails."""
     from actors.agents.programs import AgentError
     from actors.engines.torch_engine import TorchEngine
-    from actors.reward_pool import RewardError, RewardPool
+    from actors.reward_pool import NoReward, RewardError, RewardPool
     from actors.rewards import reward_function
     from areal_like.sampling import stream_key
     from areal_like.types import Limits
@@ -213,22 +216,30 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
         limits = Limits(longest, args.temperature, tuple(task.stop_tokens), key=key, trained=False)
         prompt = question.stops.cut(prompt)
         limits = question.stops.within(limits, prompt)
-        made = await question.workflow(engine, reward, prompt, limits, f"{number} {i}")
+        try:
+            made = await question.workflow(engine, reward, prompt, limits, f"{number} {i}")
+        except NoReward:
+            return None
         if made is None:
             raise ConfigError(f"{question.name}: the workflow rejected a sample of row {question.rows[number][1]}")
         return made
 
     async def answers(number: int) -> Answers:
         prompt = task.prompt(*question.rows[number])
-        samples = await asyncio.gather(*(sample(prompt, number, i) for i in range(args.samples)))
+        made = await asyncio.gather(*(sample(prompt, number, i) for i in range(args.samples)))
+        samples = [each for each in made if each is not None]
         responses = [each.tokens[each.prompt_length :] for each in samples]
         texts = [prompt.codec.decode(each) if prompt.codec else " ".join(map(str, each)) for each in responses]
         cut = sum(each.finish == "length" for each in samples) if task.stop_tokens else 0
         rewards, lengths = [float(each.reward) for each in samples], [len(each) for each in responses]
-        return Answers(shown[number], str(prompt.answer), texts, rewards, lengths, cut)
+        unscored = len(made) - len(samples)
+        return Answers(shown[number], str(prompt.answer), texts, rewards, lengths, cut, unscored)
 
     try:
-        return list(await asyncio.gather(*map(answers, range(len(question.rows)))))
+        found = list(await asyncio.gather(*map(answers, range(len(question.rows)))))
+        if not any(each.rewards for each in found):
+            raise UserError(f"{question.name}: the reward of every answer is None")
+        return found
     except (RewardError, AgentError, EpisodeError) as error:
         raise UserError(f"{question.name}: {error}") from error
     finally:
@@ -249,10 +260,12 @@ def evaluate(args: argparse.Namespace, folder: Path, asked: Sequence[Question]) 
 def figures(answers: Sequence[Answers], args: argparse.Namespace) -> dict[str, Any]:
     """Means over prompts, [mean, low, high] of the reward and of each pass@k."""
     lengths = [length for each in answers for length in each.lengths]
+    rewards = [each.rewards for each in answers if each.rewards]
     return {
-        "prompts": len(answers),
+        "prompts": len(rewards),
         "samples": args.samples,
-        **estimates.figures([each.rewards for each in answers], estimates.powers(args.samples), RIGHT),
+        "unscored": sum(each.unscored for each in answers),
+        **estimates.figures(rewards, estimates.powers(min(map(len, rewards))), RIGHT),
         "tokens": sum(lengths) / len(lengths),
         "cut": sum(each.cut for each in answers) / len(lengths),
     }
@@ -264,9 +277,12 @@ def show(results: Mapping[str, Mapping[str, Any]], args: argparse.Namespace, mod
     made = table(title, "set", "prompts", "figure", "mean", "low", "high", "tokens", "cut")
     for name, found in results.items():
         size, of_answers = str(found["prompts"]), (f"{found['tokens']:.1f}", f"{found['cut']:.0%}")
-        for figure in ("reward", *(f"pass@{k}" for k in estimates.powers(args.samples))):
+        for figure in (each for each in found if each == "reward" or each.startswith("pass@")):
             made.add_row(shortened(name, 24), size, figure, *(f"{each:.3f}" for each in found[figure]), *of_answers)
     console().print(made)
+    for name, found in results.items():
+        if found["unscored"]:
+            print(visible(f"{shortened(name, 24)}: left out {found['unscored']} answers without a reward"))
 
 
 def show_answers(name: str, answers: Sequence[Answers]) -> None:
@@ -295,9 +311,13 @@ def paired(before: Sequence[float], after: Sequence[float]) -> dict[str, float]:
     }
 
 
-def differences(before: Sequence[Answers], after: Sequence[Answers], samples: int) -> dict[str, dict[str, float]]:
-    ks = estimates.powers(samples)
-    old, new = (estimates.by_prompt([each.rewards for each in side], ks, RIGHT) for side in (before, after))
+def differences(before: Sequence[Answers], after: Sequence[Answers]) -> dict[str, dict[str, float]]:
+    """Of the prompts to which both models have answers with a reward. Raises ConfigError if there is none."""
+    pairs = [(a.rewards, b.rewards) for a, b in zip(before, after, strict=True) if a.rewards and b.rewards]
+    if not pairs:
+        raise ConfigError("--against: no prompt has an answer with a reward of both models")
+    ks = estimates.powers(min(len(rewards) for pair in pairs for rewards in pair))
+    old, new = (estimates.by_prompt(side, ks, RIGHT) for side in zip(*pairs, strict=True))
     return {figure: paired(old[figure], new[figure]) for figure in old}
 
 
@@ -337,7 +357,7 @@ def main(argv: list[str] | None = None) -> int:
     data = [{name: figures(each, args) for name, each in found.items()} for found in answers]
     if args.against:
         for name, each in answers[0].items():
-            changes = differences(answers[1][name], each, args.samples)
+            changes = differences(answers[1][name], each)
             data[0][name] |= {"against": data[1][name], "differences": changes}
     if args.json != Path("-"):
         for name, each in answers[0].items():

@@ -11,6 +11,10 @@ def short(answer: str, response: str) -> float:
     return float(len(response) % 2)
 
 
+def of_some(answer: str, response: str) -> float | None:
+    return None if len(response) % 3 == 0 or answer == "none" else short(answer, response)
+
+
 def raises(answer: str, response: str) -> float:
     return len(response) / (len(answer) - len(answer))
 

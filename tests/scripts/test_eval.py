@@ -126,6 +126,21 @@ def test_another_model_is_asked_the_same_and_compared(
     assert "no model there" in capsys.readouterr().err
 
 
+def test_answers_without_a_reward_are_left_out_and_counted(model: Path, rows: Path, tmp_path: Path) -> None:
+    held, other = tmp_path / "held.jsonl", write_folder(tmp_path / "other", "llama tied", seed=1)
+    held.write_text("\n".join(json.dumps({"prompt": f"{i}?", "answer": "x" if i else "none"}) for i in range(8)))
+    spec = f"{{name: jsonl, path: {rows}, heldout_path: {held}, max_tokens: 9, reward: {graders.__name__}:of_some}}"
+    found = figures(str(model), spec, "--samples", "3", "--against", str(other), at=tmp_path)[spec]
+    mine, others = found["answers"], found["against"]["answers"]
+    assert all(len(each["rewards"]) == len(each["texts"]) == 3 - each["unscored"] for each in mine)
+    assert 3 < sum(each["unscored"] for each in mine) == found["unscored"]
+    means = [[np.mean(each["rewards"]) if each["rewards"] else None for each in side] for side in (mine, others)]
+    pairs = [(a, b) for a, b in zip(*means, strict=True) if a is not None and b is not None]
+    assert found["prompts"] == sum(a is not None for a in means[0])
+    assert found["reward"][0] == pytest.approx(np.mean([a for a in means[0] if a is not None]))
+    assert found["differences"]["reward"]["difference"] == pytest.approx(np.mean([a - b for a, b in pairs]))
+
+
 def test_a_verifier_that_fails_is_named(model: Path, rows: Path, capsys: pytest.CaptureFixture) -> None:
     held = rows.parent / "other.jsonl"
     held.write_text(json.dumps({"prompt": "8?", "answer": "x"}))
