@@ -17,7 +17,8 @@ class Stops:
 
     def cut(self, prompt: Prompt) -> Prompt:
         """The prompt, with a codec that cuts answers."""
-        return replace(prompt, codec=StopTexts(prompt.codec, self.texts, self.keep)) if self.texts else prompt
+        kept = self.texts if self.keep else ()
+        return replace(prompt, codec=StopTexts(prompt.codec, self.texts, kept)) if self.texts else prompt
 
     def within(self, limits: Limits, prompt: Prompt) -> Limits:
         """Limits with these ends. `prompt` is one that `cut` has returned."""
@@ -50,9 +51,10 @@ def beginning(completion: Completion, count: int, finish: Finish) -> Completion:
 
 
 def with_texts(limits: Limits, codec: Any, texts: Sequence[str]) -> Limits:
-    """Limits with more stop texts."""
-    known = limits.stop_texts.texts if limits.stop_texts else ()
-    return replace(limits, stop_texts=StopTexts(getattr(codec, "whole", codec), (*known, *texts))) if texts else limits
+    """Limits with more stop texts, which an answer's text ends before."""
+    known = limits.stop_texts or StopTexts(codec, ())
+    more = replace(known, texts=(*known.texts, *texts))
+    return replace(limits, stop_texts=more) if texts else limits
 
 
 def stop_reason(completion: Completion, limits: Limits) -> str | int | None:

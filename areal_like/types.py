@@ -49,11 +49,11 @@ class Prompt:
 @dataclass(frozen=True, slots=True)
 class StopTexts:
     """`texts` that end an answer with the token that completes one. As a codec it is `whole`, but an answer's text ends
-    before its first stop text, or with it (`keep`)."""
+    before its first stop text, or with it (one of `kept`)."""
 
     whole: Any
     texts: tuple[str, ...]
-    keep: bool = False
+    kept: tuple[str, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.whole, name)
@@ -80,7 +80,7 @@ class StopTexts:
     def decode(self, tokens: np.ndarray) -> str:
         shown = str(self.whole.decode(tokens))
         place, text = self.found(shown) or (len(shown), "")
-        return shown[: place + len(text) * self.keep]
+        return shown[: place + len(text) * (text in self.kept)]
 
 
 @dataclass(frozen=True, slots=True)

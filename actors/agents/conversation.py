@@ -32,13 +32,15 @@ ENDED = "this sample has ended; its key is no longer valid"
 
 @dataclass(eq=False)
 class Turn:
-    """One answer, and all before it. `messages` end with it; `followers` counts the requests that go on from here."""
+    """One answer, and all before it. `messages` end with it; `codec` has its stop texts; `followers` counts the
+    requests that go on from here."""
 
     number: int
     messages: list[dict[str, Any]]
     tools: list[Any]
     transcript: Transcript
     completion: Completion
+    codec: Any
     followers: int = 0
 
 
@@ -74,12 +76,13 @@ class Conversation:
         before = transcript.tokens
         limits = with_texts(transcript.limits(chat.max_tokens), self._codec, chat.stop)
         completion = await self._sample(before, limits)
-        text = (limits.stop_texts or self._codec).decode(completion.tokens)
+        codec = limits.stop_texts or self._codec
         transcript.said(completion)
+        text = codec.decode(completion.tokens)
         message = assistant_message(text, number, chat.tools, self.terms.call_marks)
         before_it, begun = parted(chat.messages)
         messages = [*before_it, message | {"content": begun + message["content"]}]
-        self.turns.append(Turn(number, messages, chat.tools, transcript, completion))
+        self.turns.append(Turn(number, messages, chat.tools, transcript, completion, codec))
         self.full = False
         AGENTS["turns"] += 1
         finish = "tool_calls" if "tool_calls" in message else "length" if completion.finish == "length" else "stop"

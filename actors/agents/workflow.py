@@ -7,6 +7,7 @@ sample → conversation, with a key ──► the agent, told base URL, key and 
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -116,7 +117,8 @@ async def _sample(conversation: Conversation, earned: Reward, reward: RewardFunc
             raise AgentError(f"the agent gives {error} of the conversation that is trained") from None
         score = None
     else:
-        score = await reward(prompt, last.completion.tokens) if earned is None else earned
+        asked = replace(prompt, codec=last.codec)
+        score = await reward(asked, last.completion.tokens) if earned is None else earned
     sample = transcript.sample(score, finish)
     if transcript.whole.trained:
         calls = sum(len(message.get("tool_calls", ())) for message in last.messages)

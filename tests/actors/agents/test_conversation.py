@@ -12,11 +12,12 @@ import pytest
 from actors import measures
 from actors.measures import AGENTS
 from actors.multi_turn import multi_turn
-from areal_like.stops import beginning
+from areal_like.stops import Stops, beginning
 from areal_like.tasks.chat import TokenizerCodec
 from areal_like.tasks.text import byte_tokenizer
 from areal_like.types import Completion, Prompt
-from tests.actors.agents.scene import TEXT, limits_of, play, post, said, user, verifier
+from tests.actors.agents import scene
+from tests.actors.agents.scene import TEXT, limits_of, play, post, prompt_of, said, user, verifier
 from tests.tasks.templates import QWEN3
 
 
@@ -73,6 +74,26 @@ def test_a_stop_text_cuts_the_tokens_behind_it_and_shows_nothing_of_itself():
     assert sample.loss_mask.tolist() == [True] * 5 + [False] + [True] and sample.runs == [(0, 4), (1, 2), (0, 1)]
     assert sample.logprobs.tolist() == [0, -1, -2, -3, -4, 0, 0]
     assert engine.asked[1][1].offset == 6
+
+
+@pytest.mark.parametrize(("keep", "stop", "text"), [(True, "3", "abcyz"), (True, "bc", "a"), (False, "3", "abc")])
+def test_agent_and_verifier_see_the_same_text_before_a_stop_of_the_request_or_as_the_run_has_it(
+    keep, stop, text, monkeypatch
+):
+    seen = []
+
+    async def stopping(base_url, key, row):
+        seen.append((await said(base_url, key, row["messages"], stop=[stop]))["content"])
+
+    async def graded(prompt, tokens):
+        seen.append(prompt.codec.decode(tokens))
+        return 1.0
+
+    monkeypatch.setattr(scene, "verifier", graded)
+    stops = Stops(("yz",), (), keep)
+    prompt = stops.cut(prompt_of())
+    play(stopping, stops.within(limits_of(), prompt), prompt, engine=Speaker(TEXT, "abcyz123"))
+    assert seen == [text, text]
 
 
 @pytest.mark.parametrize(("reward", "expected"), [(None, 0.09), (0.5, 0.5)])
