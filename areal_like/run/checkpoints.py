@@ -130,18 +130,26 @@ def keep_best(run: Path, evaluations: Sequence[Evaluation], measure: str, interv
     known = json.loads((link / FIGURE).read_bytes()) if (link / FIGURE).is_file() else {}
     if known.get("measure") == measure and known["value"] >= value:
         return
-    folder, beside = link.with_name(f"{BEST}-{step:08d}"), link.with_name(f".{BEST}.tmp")
+    name = f"{BEST}-{step:08d}"
+    folder = link.with_name(f"{name}-again" if link.resolve().name == name else name)
+    copy, beside = link.with_name(f".{name}.tmp"), link.with_name(f".{BEST}.tmp")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder_of(run, step), copy, copy_function=_linked)
+    write_file(copy / FIGURE, json.dumps({"measure": measure, "value": value, "step": step}))
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(folder_of(run, step), folder, copy_function=_linked)
-    write_file(folder / FIGURE, json.dumps({"measure": measure, "value": value, "step": step}))
+    copy.rename(folder)
     beside.unlink(missing_ok=True)
     beside.symlink_to(folder.name)
-    sync(folder)
     beside.replace(link)
     sync(link.parent)
-    for old in link.parent.glob(f"{BEST}-*"):
-        if old != folder:
-            shutil.rmtree(old)
+    _remove_other_bests(link)
+
+
+def _remove_other_bests(link: Path) -> None:
+    """Remove the copies that are not, or no more, the best checkpoint."""
+    for copy in link.parent.glob(f"{BEST}-*") if link.is_symlink() else ():
+        if copy.name != link.readlink().name:
+            shutil.rmtree(copy)
 
 
 def _linked(source: str, target: str) -> None:
@@ -195,9 +203,13 @@ def in_thread(saving: Saving, work: Callable[[Fill], None]) -> threading.Thread:
 
 
 class CheckpointWriter:
-    """Writes checkpoints of a run beside it, one at a time: in a thread. The methods raise an error of the thread."""
+    """Writes checkpoints of a run beside it, one at a time: in a thread. The methods raise an error of the thread. It
+    removes all that a process left half written."""
 
     def __init__(self, run: Path, keep: int):
+        for left in (run / "checkpoints").glob(".*.tmp"):
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+        _remove_other_bests(run / "checkpoints" / BEST)
         self._run, self._keep, self._step = run, keep, 0
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None

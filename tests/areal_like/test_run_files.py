@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,26 @@ def test_a_write_that_was_killed_leaves_the_checkpoint_before_and_is_made_again(
     again.begin(2, contextlib.nullcontext(lambda folder: None), {"steps": 2})
     assert [each.written(wait=True) for each in (killed, again)] == [2, 2] and again.written(wait=True) is None
     assert checkpoints.progress(checkpoints.folder_of(tmp_path / "disk", 2)) == {"steps": 2}
+
+
+@pytest.mark.parametrize("dies", ["replace", "rename", "symlink_to"])
+def test_a_crash_while_the_best_is_kept_leaves_the_one_before_and_the_next_start_no_other(tmp_path, monkeypatch, dies):
+    """A resumed run has trained that step again, differently."""
+    for value, reward in ((b"old", 0.5), (b"new", 0.9)):
+        checkpoints.write(tmp_path, 1, lambda folder, value=value: (folder / "w").write_bytes(value), {}, keep=2)
+        keep = partial(checkpoints.keep_best, tmp_path, [{"version": 1, "reward": reward}], "heldout/reward", 1)
+        if value == b"old":
+            keep()
+    with monkeypatch.context() as patched, pytest.raises(TypeError):
+        patched.setattr(Path, dies, None)
+        keep()
+    (tmp_path / "checkpoints" / "best-00000009").mkdir()
+    checkpoints.CheckpointWriter(tmp_path, keep=2)
+    best = checkpoints.best(tmp_path)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"best", best.name, "step-00000001"}
+    assert (best / "w").read_bytes() == b"old"
+    keep()
+    assert (checkpoints.best(tmp_path) / "w").read_bytes() == b"new"
 
 
 @pytest.fixture
