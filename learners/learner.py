@@ -199,7 +199,7 @@ class TorchLearner:
         """Like `_train`, in micro-batches of half the tokens, from now on. Raises OutOfMemory."""
         self.optimizer.zero_grad()
         torch.cuda.empty_cache()
-        half = self._passes.halve()
+        half = self.sizing.found["micro_batch_tokens"] = self._passes.halve()
         log.warning("out of memory: trying again with learner.micro_batch_tokens=%d (%s)", half, why)
         try:
             return self._train(batch)

@@ -64,8 +64,8 @@ class DeviceMemory:
 
 
 class Sizing:
-    """`given` has None for sizes that are open; `measure` chooses these. `found` then has them, by knob, and `announce`
-    is called with text for the user."""
+    """`given` has None for sizes that are open; `measure` chooses these. `found` then has them, by knob, as it has any
+    chosen later for lack of memory, and `announce` is called with text for the user."""
 
     def __init__(self, given: Sizes, passes: Passes, optimizer: MasterAdamW, compiling: Compiling):
         self._given, self._passes, self._optimizer, self._compiling = given, passes, optimizer, compiling

@@ -194,3 +194,4 @@ def test_a_lack_of_memory_halves_the_micro_batches_once_and_is_no_fault_of_the_d
     learner.train(batch)
     other.train(batch)
     assert learner.snapshot().digest() == other.snapshot().digest()
+    assert learner.sizing.found == {"micro_batch_tokens": 32}, "for the run's config"
