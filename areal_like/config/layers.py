@@ -53,6 +53,7 @@ class Layers:
         if "=" in argv[0]:
             raise ConfigError(f"{argv[0]!r} is an override where the config file should be; give the file first")
         main = find(argv[0], Path.cwd(), COMMAND_LINE)
+        _refuse_part(main, read(main))
         items = [(key, value, (origins or {}).get(key, COMMAND_LINE)) for key, value in map(parse_override, argv[1:])]
         self.add_file(main)
         self._add(items, main.parent)
@@ -200,6 +201,18 @@ def _group(key: str, folder: Path) -> dict[str, Path]:
     """Name → file of the group `key`; a file beside the config hides one of the same name in `configs/`."""
     places = (CONFIGS, folder) if key.isidentifier() else ()
     return {file.stem: file.resolve() for place in places for file in sorted((place / key).glob("*.yaml"))}
+
+
+def _refuse_part(path: Path, content: Tree) -> None:
+    """Raises ConfigError for a study, and for the file of a choice (`task/jsonl.yaml`): a part of a run's config."""
+    if "config" in content:
+        raise ConfigError(f"{shown(path)} is no run's config but a study: areal-like ablate {shown(path)}")
+    key = path.parent.name
+    if key in (field.name for field in dataclasses.fields(Config)) and not {"extends", "run"} & content.keys():
+        section = content.get(key)
+        open_knobs = [name for name, value in section.items() if value == "???"] if isinstance(section, dict) else []
+        more = "".join(f" {key}.{name}=VALUE" for name in open_knobs)
+        raise ConfigError(f"{shown(path)} is no run's config but a choice of one: give base {key}={path.stem}{more}")
 
 
 def _names(extends: Value, path: Path) -> list[str]:

@@ -122,6 +122,12 @@ def test_a_wrong_file_is_refused_by_name(folder: Path) -> None:
     for argv in (["alone"], ["mode=sync"], [], ["no_such_file"]):
         with pytest.raises(ConfigError):
             load(argv)
+    for part, form in {
+        "task/jsonl": "base task=jsonl task.path=VALUE",
+        "ablation/losses": "ablate .*losses.yaml",
+    }.items():
+        with pytest.raises(ConfigError, match=rf"{part}\.yaml is no run's config.* {form}$"):
+            load([part])
 
 
 MAXRL = "advantage=maxrl"
