@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+log = logging.getLogger(__name__)
 Row = dict[str, Any]
+MOST = sys.float_info.max
 T = TypeVar("T")
 
 
@@ -51,7 +55,8 @@ def keep_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
 
 def keep_steps(path: Path, done: int) -> None:
     """Remove the rows of steps after `done` from a metrics file."""
-    keep_lines(path, lambda line: (_row(line) or {"step": math.inf})["step"] <= done)
+    row_of = MetricsFollower(path).row_of
+    keep_lines(path, lambda line: (row_of(line) or {"step": math.inf})["step"] <= done)
 
 
 class MetricsLog:
@@ -81,17 +86,30 @@ class MetricsLog:
 
 
 class MetricsFollower(Follower[Row]):
+    """Leaves out what `MetricsLog` has not written, and logs the first such line."""
+
     def __init__(self, path: Path):
-        super().__init__(path, _row)
+        super().__init__(path, self.row_of)
+        self._damaged = False
 
-
-def _row(line: bytes) -> Row | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
+    def row_of(self, line: bytes) -> Row | None:
+        try:
+            row = json.loads(line)
+            if isinstance(row["step"], int) and all(_fits(key, value) for key, value in row.items()):
+                return dict(row)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            pass
+        if not self._damaged:
+            self._damaged = True
+            log.warning("%s: left out a line that is no row of metrics: %r", self.path, line[:80])
         return None
-    whole = isinstance(row, dict) and isinstance(row.get("step"), int)
-    return row if whole and all(isinstance(value, int | float | dict | None) for value in row.values()) else None
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Raises ValueError, TypeError, AttributeError."""
+    if key.endswith("/histogram"):
+        return all(-MOST < each < MOST for at, count in value.items() for each in (float(at), count))
+    return value is None or -MOST < value < MOST
 
 
 def numbers(row: Mapping[str, object]) -> dict[str, float]:

@@ -252,7 +252,7 @@ def ledger_lines(ledger: dict[str, Any]) -> dict[str, str]:
 
 def learning(folder: Path) -> str:
     """Why the run cannot have learned anything; "" if it can have."""
-    shares = [row.get("zero_variance_share", 0.0) for row in MetricsFollower(folder / "metrics.jsonl").each_new_row()]
+    shares = [row.get("zero_variance_share") or 0.0 for row in MetricsFollower(folder / "metrics.jsonl").each_new_row()]
     return f"none: in all {len(shares)} steps each group's rewards were equal" if shares and min(shares) == 1.0 else ""
 
 

@@ -41,8 +41,8 @@ def contents(run: Path) -> dict[str, Any]:
     metrics, row, evaluations = run / "metrics.jsonl", Row(), dict[int, Row]()
     for each in MetricsFollower(metrics).each_new_row():
         row |= {key: value for key, value in each.items() if isinstance(value, int | float)}
-        if each.get("eval/reward") is not None:
-            version = each["eval/version"]
+        version = each.get("eval/version")
+        if version is not None and each.get("eval/reward") is not None:
             evaluations[version] = {"version": version, "reward": each["eval/reward"], "seconds": each.get("seconds")}
     evaluations |= {each["version"]: each for each in summary.get("evaluations", ())}
     for version, each in evaluations.items():  # it counts at the step that made its weights

@@ -48,7 +48,8 @@ class Outcome(NamedTuple):
 
 def figures_of(run: Path) -> dict[str, float]:
     """The same figures of a real run that has ended. Raises ConfigError."""
-    found, rows = summary_of(run), list(MetricsFollower(run / "metrics.jsonl").new_rows())
+    found, rows = summary_of(run), MetricsFollower(run / "metrics.jsonl").new_rows()
+    rows = [row for row in rows if row.get("seconds") is not None and "staleness/histogram" in row]
     if found is None or not rows:
         raise ConfigError(f"{run}: got no summary or no train step, expected the folder of a run that has ended")
     ages = Counter[int]()

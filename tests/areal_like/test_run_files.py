@@ -48,14 +48,18 @@ def test_an_unfinished_last_line_is_left_until_it_is_finished_and_a_damaged_one_
     assert path.read_bytes() == (b"1\n" if cut > 1 else b"")
 
 
-def test_a_resumed_run_writes_the_steps_after_its_checkpoint_again(tmp_path: Path) -> None:
+def test_a_resumed_run_writes_the_steps_after_its_checkpoint_again(tmp_path: Path, caplog) -> None:
     path = tmp_path / "metrics.jsonl"
-    damaged = b'[]\n{"step": 2, "loss": "x"}\n{"loss": 1}\n'
+    values = [b'"x"', b"NaN", b"Infinity", b"1" + b"0" * 400, b"9" * 5000, b"[" * 9999, b'{"1": 1}', b"["]
+    odd = [b'"loss": ' + value for value in values] + [b'"a/histogram": ' + value for value in (b"null", b"1")]
+    odd += [b'"a/histogram": {"%s": %s}' % pair for pair in ((b"a", b"1"), (b"1", b'"a"'), (b"1", b"null"))]
+    damaged = b'[]\n\xff\n\n{"loss": 1}\n' + b"".join(b'{"step": 2, %s}\n' % each for each in odd)
     path.write_bytes(b'{"step": 1}\n' + damaged + b'{"step": 2, "loss": 1}\n{"step": 3, "loss": 1}\n')
     with MetricsLog(path, done=2) as log:
         log.write({"step": 3, "loss": math.nan, "ratio/max": math.inf, "staleness/histogram": {"0": 3}})
         last = {"step": 3, "loss": None, "ratio/max": None, "staleness/histogram": {"0": 3}}
         assert MetricsFollower(path).new_rows() == [{"step": 1}, {"step": 2, "loss": 1}, last], "written at once"
+    assert [str(path) in record.getMessage() for record in caplog.records] == [True]
     json.loads(path.read_text().splitlines()[-1], parse_constant=pytest.fail)
 
 
