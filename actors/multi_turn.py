@@ -64,7 +64,8 @@ async def multi_turn(
             transcript.said(action)
             said = prompt.codec.decode(action.tokens)
             outcome = await scene.step(said)
-            transcript.earned(await reward(prompt, action.tokens) if outcome.reward is None else outcome.reward)
+            asked = for_answer(prompt, begun="") if turn else prompt
+            transcript.earned(await reward(asked, action.tokens) if outcome.reward is None else outcome.reward)
             if outcome.done:
                 finish = action.finish
                 break
@@ -81,6 +82,16 @@ async def multi_turn(
         calls, errors = getattr(scene.world, "tool_calls", 0), getattr(scene.world, "tool_errors", 0)
         measures.note_turns(sample, transcript.turns, calls, errors)
     return sample
+
+
+def for_answer(prompt: Prompt, begun: str) -> Prompt:
+    """The prompt for the verifier of an answer that continues the text `begun`, of its own message. The prompt's last
+    message may have begun another one."""
+    before, own = parted(prompt.messages)
+    if begun == own:
+        return prompt
+    talk = [*before, {"role": "assistant", "content": begun}] if begun else before
+    return replace(prompt, tokens=prompt.codec.opening(talk), messages=tuple(talk))
 
 
 def _opening(prompt: Prompt, shown: str) -> tuple[list[dict[str, str]], np.ndarray]:

@@ -32,8 +32,8 @@ ENDED = "this sample has ended; its key is no longer valid"
 
 @dataclass(eq=False)
 class Turn:
-    """One answer, and all before it. `messages` end with it; `codec` has its stop texts; `followers` counts the
-    requests that go on from here."""
+    """One answer, and all before it. `messages` end with it, which continues the text `begun` of the request; `codec`
+    has its stop texts; `followers` counts the requests that go on from here."""
 
     number: int
     messages: list[dict[str, Any]]
@@ -41,6 +41,7 @@ class Turn:
     transcript: Transcript
     completion: Completion
     codec: Any
+    begun: str
     followers: int = 0
 
 
@@ -82,7 +83,7 @@ class Conversation:
         message = assistant_message(text, number, chat.tools, self.terms.call_marks)
         before_it, begun = parted(chat.messages)
         messages = [*before_it, message | {"content": begun + message["content"]}]
-        self.turns.append(Turn(number, messages, chat.tools, transcript, completion, codec))
+        self.turns.append(Turn(number, messages, chat.tools, transcript, completion, codec, begun))
         self.full = False
         AGENTS["turns"] += 1
         finish = "tool_calls" if "tool_calls" in message else "length" if completion.finish == "length" else "stop"

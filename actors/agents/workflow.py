@@ -18,6 +18,7 @@ from actors.agents.conversation import Conversation
 from actors.agents.endpoint import endpoint
 from actors.agents.programs import AgentError, Reward, play
 from actors.measures import AGENTS
+from actors.multi_turn import for_answer
 from actors.recorder import limited
 from areal_like.interfaces import RewardFunction, RolloutEngine
 from areal_like.types import Limits, Prompt, Sample
@@ -117,7 +118,7 @@ async def _sample(conversation: Conversation, earned: Reward, reward: RewardFunc
             raise AgentError(f"the agent gives {error} of the conversation that is trained") from None
         score = None
     else:
-        asked = replace(prompt, codec=last.codec)
+        asked = for_answer(replace(prompt, codec=last.codec), last.begun)
         score = await reward(asked, last.completion.tokens) if earned is None else earned
     sample = transcript.sample(score, finish)
     if transcript.whole.trained:

@@ -13,7 +13,7 @@ from actors import measures
 from actors.measures import AGENTS
 from actors.multi_turn import multi_turn
 from areal_like.stops import Stops, beginning
-from areal_like.tasks.chat import TokenizerCodec
+from areal_like.tasks.chat import TokenizerCodec, parted
 from areal_like.tasks.text import byte_tokenizer
 from areal_like.types import Completion, Prompt
 from tests.actors.agents import scene
@@ -242,3 +242,30 @@ def test_an_agent_makes_the_same_of_it():
     assert (ours.forks, ours.runs, ours.turn_rewards) == (theirs.forks, theirs.runs, theirs.turn_rewards)
     tokens = 2 * ours.loss_mask.sum()
     assert {"samples": 2, "turns": 6, "contexts": 6, "tokens": tokens, "calls": 0, "errors": 0} == measures.TURNS
+
+
+class Silent(Asks):
+    def step(self, action: str) -> tuple[str, float | None, bool]:
+        return "Sure?", None, super().step(action)[2]
+
+
+async def silent(base_url: str, key: str, row: dict[str, Any]) -> None:
+    await doubts(base_url, key, row)
+
+
+def test_the_text_that_a_prompt_begins_an_answer_with_is_graded_with_that_answer_alone(monkeypatch):
+    codec, seen = TokenizerCodec(byte_tokenizer(), chat=True), []
+    talk = ({"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It"})
+    prompt = Prompt(codec.opening(talk), "right", 300, (), codec, talk)
+
+    async def graded(prompt: Prompt, tokens: np.ndarray) -> float:
+        assert prompt.tokens.tolist() == codec.opening(prompt.messages).tolist()
+        seen.append(parted(prompt.messages)[1] + prompt.codec.decode(tokens))
+        return 0.0
+
+    monkeypatch.setattr(scene, "verifier", graded)
+    said = " is 4.<eos>", "Yes.<eos>", "Bye.<eos>"
+    place = {"name": f"{__name__}:Silent"}
+    asyncio.run(multi_turn(Speaker(codec, *said), graded, prompt, LIMITS, "r", environment=place))
+    play(silent, LIMITS, prompt, engine=Speaker(codec, *said))
+    assert seen == ["It is 4.", "Yes.", "Bye.", "Bye."]
