@@ -10,7 +10,8 @@
 # with other kernels of torch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-unset PYTHONDONTWRITEBYTECODE  # each process that tests start would compile all that it imports
+export PIP_NO_COMPILE=1  # most of what is installed is never imported: Python compiles the rest when it is
+unset PYTHONDONTWRITEBYTECODE  # ... once, not in each process
 venv=${VENV:-.venv}
 fast=
 if [ "${1:-}" = --fast ]; then
