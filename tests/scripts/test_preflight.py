@@ -143,6 +143,8 @@ LONG = json.dumps({"prompt": "x" * 300, "answer": 1})
 def test_rows_that_can_not_be_used(
     tmp_path: Path, folders: Path, lines: list[str] | bytes, more: list[str], place: str
 ) -> None:
+    """Also where the same file was good in the run before."""
+    preflight.preflight(configs.load([QUICKSTART, *jsonl(tmp_path, folders / "model", rows(40))]))
     assert re.search(place, refusal(tmp_path, *jsonl(tmp_path, folders / "model", lines, *more)))
 
 
