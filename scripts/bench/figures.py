@@ -85,13 +85,15 @@ def random_batch(lengths: np.ndarray, prompt: int, vocabulary: int) -> Batch:
     return Batch(0, 0, groups)
 
 
-def trl_config(folder: str, samples: int, micro_batch: int, group_size: int, **more: Any) -> Any:
-    """A GRPOConfig on the CPU: one optimizer step per `samples` samples, no KL, mean over tokens. `more`: fields."""
+def trl_config(
+    folder: str, samples: int, micro_batch: int, group_size: int, *, use_cpu: bool = True, **more: Any
+) -> Any:
+    """A GRPOConfig: one optimizer step per `samples` samples, no KL, mean over tokens. `more`: fields."""
     from trl import GRPOConfig
 
     return GRPOConfig(
         output_dir=folder,
-        use_cpu=True,
+        use_cpu=use_cpu,
         gradient_checkpointing=False,
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=samples // micro_batch,

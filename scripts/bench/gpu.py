@@ -1,35 +1,44 @@
 """Train step, decoding, weight updates and the whole loop on one GPU: `python -m scripts.bench.gpu [--json FILE]`.
 
-Each item runs in a process of its own with a time limit; figures before a failure count. FILE is written
-after every item. Exit code 1 if an item has failed. All models have random weights, of the shapes of Qwen2.5.
+Each item runs in a process of its own with a time limit; figures before a failure count. FILE is written after every
+item; a table compares with the bars. Exit code 1 if an item has failed. Models have random weights, and the shapes of
+Qwen2.5; sizes other than 0.5b append theirs to the metrics of `decode`.
 
 correct    gradients on the device against those on the CPU, the engine's logprobs against a forward pass:
            `gradient_error`, `logprob_error`
-train      PPO-clip, 64 samples of log-normal lengths, as many layers as fit: `train_mfu_SIZE` (FLOPs as in PaLM, arXiv
-           2204.02311, appendix B; recomputation does not count), `train_tokens_per_second_SIZE`
-decode     64 and 512 sequences: `engine_tokens_per_second`, `engine_over_bandwidth` (of the rate at which the memory
-           gives weights, keys and values; 512 sequences), `engine_over_generate` (transformers' static cache, 64
-           sequences); sizes other than 0.5b append theirs
+train      PPO-clip with the default sizes, 64 samples of log-normal lengths, as many layers as fit: `train_mfu_SIZE`
+           (FLOPs as in PaLM, arXiv 2204.02311, appendix B; recomputation does not count),
+           `train_tokens_per_second_SIZE`
+step_over_trl  seconds of TRL's step (its best micro-batch, Liger's kernels where installed) over ours
+decode     64, 256 and 512 sequences: `engine_tokens_per_second_COUNT`, `engine_over_generate` (transformers' compiled
+           static cache, 64 sequences)
 update     12 updates of 1 % of the elements while 8 sequences run: `update_seconds` (median, cast to applied),
-           `publish_limit` (over the bare operations on the device), `pause_p50_ms`, `pause_p99_ms`; the engine's
-           weights must have the publisher's digest
+           `held_up_ms` (of the learner), `publish_limit` (over the bare operations on the device), `pause_p50_ms`,
+           `pause_p99_ms`; the engine's weights must have the publisher's digest
 one_card   `configs/bench/one_card.yaml`, trained samples per second with η = 2 over sync: `async_over_sync`
+timeline   the same at SmolLM2's shape: shares of the time, `ROLE_ACTIVITY`, `ROLE_waits`, `gpu_busy`; the last step
+checkpoint_stall  the same at 1.5B: the share of its time that a checkpoint every 4 steps costs
+learn      SmolLM2 (`--model`; examples/make_smollm2.py): `learn_seconds` to 0.95 on one-digit sums, `mismatch_kl`
 """
 
 import argparse
 import asyncio
+import gc
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import ChainMap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,11 +47,13 @@ from .figures import bench_parser
 
 if __name__ == "__main__":  # first: `--help` needs none of the imports below
     NAMES = [f"{item}_{size}" for item in ("train", "decode") for size in ("0.5b", "1.5b", "7b")]
-    NAMES = ["correct", *NAMES, "update", "one_card"]
+    NAMES = ["correct", *NAMES, "update", "one_card", "timeline", "checkpoint_stall", "learn"]
+    NAMES += [f"step_over_trl_{size}" for size in ("0.5b", "1.5b")]
     parser = bench_parser("gpu", __doc__)
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="ITEM", help="these items")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1 ... or cpu")
     parser.add_argument("--tiny", action="store_true", help="shapes for a CPU")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="SmolLM2's, for `learn`")
     parser.add_argument("--item", choices=NAMES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     ARGUMENTS = parser.parse_args()
@@ -51,26 +62,30 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from actors.engines.slot_cache import bytes_per_token
 from actors.engines.torch_engine import TorchEngine
 from actors.subscriber import Subscriber
 from areal_like.launch.forks import Forked
 from areal_like.launch.group import environment
 from areal_like.models.causal_lm import publishable, qwen2, read_state, state_of
+from areal_like.run import spans
+from areal_like.run.run_folder import SUMMARY
 from areal_like.types import Batch, Limits
 from areal_like.weights.device import state_on
 from areal_like.weights.state import TensorSpec
 from areal_like.weights.transfer import to_device, to_host
 from areal_like.wire.messages import Manifest
+from examples import make_sums
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
 from learners.publication import Coding, Publisher
 
+from .. import timeline as timelines
 from ..console.output import write_json
 from ..starting.estimate import Sizes
 from .engine import run_engine, run_generate
 from .figures import SIGMA, random_batch, tell, trained
+from .learner import clock, run_trl
 
 Metrics = Iterator[dict[str, float]]
 LEARNER_BYTES = 24
@@ -88,6 +103,7 @@ SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediat
 SIZES: dict[str, dict[str, Any]] = {
     "0.5b": COMMON | dict(zip(SHAPE, (896, 24, 14, 4864), strict=True)),
     "1.5b": COMMON | dict(zip(SHAPE, (1536, 28, 12, 8960), strict=True)),
+    "135m": dict(zip(SHAPE, (576, 30, 9, 1536), strict=True)) | {"vocab_size": 49_152, "num_key_value_heads": 3},
     "7b": COMMON
     | dict(zip(SHAPE, (3584, 28, 28, 18_944), strict=True))
     | {"vocab_size": 152_064, "num_key_value_heads": 4, "tie_word_embeddings": False},
@@ -97,11 +113,12 @@ SIZES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an item runs: device, whether with shapes for a CPU, and a folder for what it writes."""
+    """Where an item runs: device, whether with shapes for a CPU, a folder for what it writes, and SmolLM2's."""
 
     device: str
     tiny: bool
     folder: Path
+    model: Path | None = None
 
     @property
     def gpu(self) -> bool:
@@ -114,12 +131,9 @@ class Place:
         """Until the device is done. `warm_up`: a first call, which captures graphs and compiles, does not count."""
         if warm_up:
             call()
-        wait = torch.cuda.synchronize if self.gpu else lambda: None
-        wait()
-        begin = time.perf_counter()
+        begin = clock()
         call()
-        wait()
-        return time.perf_counter() - begin
+        return clock() - begin
 
 
 def new_model(place: Place, size: str, **other: Any) -> PreTrainedModel:
@@ -181,17 +195,40 @@ def off(model: Any, prompt: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray
 
 
 def train(place: Place, size: str) -> Metrics:
-    model = new_model(place, size, num_hidden_layers=layers_that_fit(place, size))
-    batch = made_batch(model.config.vocab_size, *((2, 64) if place.tiny else (8, 4096)))
-    work, tokens = flops(model, batch), sum(len(sample.tokens) for sample in batch.samples)
+    model, batch = trained_here(place, size)
+    work, took = flops(model, batch), step_seconds(place, model, batch)
+    yield {f"train_tokens_per_second_{size}": sum(len(sample.tokens) for sample in batch.samples) / took}
     name = torch.cuda.get_device_name() if place.gpu else "cpu"
-    peak = next((peak for known, peak in PEAKS.items() if known in name), None)
-    learner = new_learner(place, model, micro_batch_tokens=8192)
-    seconds = [place.seconds(lambda: learner.train(batch)) for _ in range(2 if place.tiny else 6)]
-    took = median(seconds[1:])
-    yield {f"train_tokens_per_second_{size}": tokens / took}
-    if peak:
+    if peak := next((peak for known, peak in PEAKS.items() if known in name), None):
         yield {f"train_mfu_{size}": work / took / peak}
+
+
+def trained_here(place: Place, size: str) -> tuple[PreTrainedModel, Batch]:
+    model = new_model(place, size, num_hidden_layers=layers_that_fit(place, size))
+    return model, made_batch(model.config.vocab_size, *((2, 64) if place.tiny else (8, 4096)))
+
+
+def step_seconds(place: Place, model: PreTrainedModel, batch: Batch) -> float:
+    """Of our train step: the median, without the first, which measures the memory and compiles."""
+    learner = new_learner(place, model)
+    return median([place.seconds(lambda: learner.train(batch)) for _ in range(2 if place.tiny else 6)][1:])
+
+
+def step_over_trl(place: Place, size: str) -> Metrics:
+    if not find_spec("trl"):
+        print("| TRL is not installed")
+        return
+    ours, best = step_seconds(place, *trained_here(place, size)), math.inf
+    kernels = [True, False] if place.gpu and find_spec("liger_kernel") else [False]
+    for liger, count in product(kernels, (2, 4) if place.tiny else (4, 8, 16)):
+        gc.collect()
+        torch.cuda.empty_cache()
+        how: dict[str, Any] = {"use_cpu": not place.gpu, "bf16": place.gpu, "use_liger_kernel": liger}
+        try:
+            best = min(best, *run_trl(*trained_here(place, size), count, 1 if place.tiny else 3, **how)[1:])
+            yield {f"step_over_trl_{size}": best / ours}
+        except Exception as error:  # it does not fit, or Liger does not know this GPU
+            print(f"| TRL, micro-batch {count}, Liger {liger}: {type(error).__name__}: {str(error)[:200]}")
 
 
 def layers_that_fit(place: Place, size: str) -> int:
@@ -217,34 +254,21 @@ def flops(model: PreTrainedModel, batch: Batch) -> float:
 
 
 def decode(place: Place, size: str) -> Metrics:
-    speed, suffix = bandwidth(place), "" if size == "0.5b" else f"_{size}"
+    suffix = "" if size == "0.5b" else f"_{size}"
     asyncio.set_event_loop(asyncio.new_event_loop())
-    counts, response, prefix = ((2, 4), 8, 16) if place.tiny else ((64, 512), RESPONSE, PREFIX)
-    prompts = np.random.default_rng(0).integers(0, 512, (max(counts), prefix)).astype(np.int32)
-    model = new_model(place, size)
-    engine = TorchEngine(model, slots=max(counts), device=place.device, kv_tokens=max(counts) * 512)
-    embedding = model.get_input_embeddings().weight
-    tied = embedding is model.get_output_embeddings().weight
-    read = sum(p.numel() * p.element_size() for p in model.parameters() if tied or p is not embedding)
-    token, rates = bytes_per_token(model.config, engine._cache.dtype), {}
+    counts, response, prefix = ((2, 4), 8, 16) if place.tiny else ((64, 256, 512), RESPONSE, PREFIX)
+    prompts, rates = np.random.default_rng(0).integers(0, 512, (max(counts), prefix)).astype(np.int32), {}
+    engine = TorchEngine(new_model(place, size), slots=max(counts), device=place.device, kv_tokens=max(counts) * 512)
     for count in counts:
         decoded = partial(run_engine, engine, prompts[:count], np.full(count, response), greedy=False)
         rates[count] = count * response / place.seconds(decoded, warm_up=True)
-    bound = count * speed / (read + count * (prefix + response / 2) * token)
-    yield {f"engine_tokens_per_second{suffix}": rates[count], f"engine_over_bandwidth{suffix}": rates[count] / bound}
-    del engine, model, decoded  # frees their memory
+        yield {f"engine_tokens_per_second_{count}{suffix}": rates[count]}
+    del engine, decoded  # frees their memory
     reference = new_model(place, size).to(torch.bfloat16 if place.gpu else torch.float32)
     generate = partial(run_generate, reference, prompts[: counts[0]], np.full(counts[0], response), greedy=False)
-    how = {"cache_implementation": "static", "disable_compile": True}
+    how = {"cache_implementation": "static", "disable_compile": not place.gpu}
     rate = counts[0] * response / place.seconds(partial(generate, **how), warm_up=True)
     yield {f"engine_over_generate{suffix}": rates[counts[0]] / rate}
-
-
-def bandwidth(place: Place) -> float:
-    """Bytes per second, read and written, of a copy within the device's memory."""
-    source = torch.zeros(1 << 25 if place.tiny else 1 << 31, dtype=torch.uint8, device=place.device)
-    target = torch.zeros_like(source)
-    return 2 * source.numel() / min(place.seconds(lambda: target.copy_(source)) for _ in range(6))
 
 
 # Weight updates
@@ -270,17 +294,19 @@ async def _updates(place: Place) -> dict[str, float]:
     writers = [asyncio.create_task(_write(engine, number)) for number in range(8)]
     while engine.stats()["tokens"] < 80:
         await asyncio.sleep(0)
-    seconds, pauses = [], []
+    seconds, pauses, held_up = [], [], []
     for version in range(4 if place.tiny else 13):
         if version:
             await asyncio.to_thread(_change, place, master, 0.01)
         before, began = engine.stats(), time.perf_counter()
         await asyncio.to_thread(publisher.publish, version, partial(_cast, master))
+        published = time.perf_counter()
         manifest = await made.get()
         await subscriber.apply(manifest)
         if not version:
             continue
         seconds.append(time.perf_counter() - began)
+        held_up.append(1e3 * (published - began))
         while engine.stats()["pauses"] == before["pauses"]:
             await asyncio.sleep(0)
         pauses.append(engine.stats()["pause_seconds"] - before["pause_seconds"])
@@ -294,7 +320,8 @@ async def _updates(place: Place) -> dict[str, float]:
     publisher.close()
     found = {f"pause_p{p}_ms": 1e3 * float(np.percentile(pauses, p)) for p in (50, 99)}
     limit = _bare_update(place, state.nbytes // 2)
-    return found | {"update_seconds": median(seconds), "publish_limit": median(seconds) / limit}
+    took = median(seconds)
+    return found | {"update_seconds": took, "publish_limit": took / limit, "held_up_ms": median(held_up)}
 
 
 def _bare_update(place: Place, count: int) -> float:
@@ -339,35 +366,111 @@ async def _write(engine: TorchEngine, number: int) -> None:
 # The whole loop on one card
 
 
-def one_card(place: Place) -> Metrics:
-    knobs = {name: value for name, value in place.shape("0.5b").items() if name != "vocab_size"}
+def card_run(place: Place, name: str, size: str, *words: str) -> list[dict[str, Any]]:
+    """The metrics of a run of `configs/bench/one_card.yaml`, in the folder `name`, with a model of this size."""
+    knobs = {knob: value for knob, value in place.shape(size).items() if knob != "vocab_size"}
     learner, dtype = ("cuda", "bfloat16") if place.gpu else ("cpu", "float32")
-    words = ["configs/bench/one_card.yaml", *(f"model.{name}={json.dumps(value)}" for name, value in knobs.items())]
-    words += [f"learner.device={learner}", f"engine.device={place.device}"]
-    words += [f"{side}.compute_dtype={dtype}" for side in ("learner", "engine")]
+    given = ["configs/bench/one_card.yaml", *(f"model.{knob}={json.dumps(value)}" for knob, value in knobs.items())]
+    given += [f"learner.device={learner}", f"engine.device={place.device}"]
+    given += [f"{side}.compute_dtype={dtype}" for side in ("learner", "engine")]
     if place.tiny:
-        words += ["run.steps=4", "groups_per_batch=2", "engine.slots=8", "engine.memory=null"]
-        words += ["task.length_trace={median: 8, sigma: 1.0, max: 32}"]
+        given += ["run.steps=4", "groups_per_batch=2", "engine.slots=8", "engine.memory=null"]
+        given += ["task.length_trace={median: 8, sigma: 1.0, max: 32}"]
+    return trained(place.folder / name, [*given, *words])
+
+
+def samples_per_second(rows: list[dict[str, Any]]) -> float:
+    """Of a run, without its first steps."""
+    first, last = rows[min(3, len(rows) - 2)], rows[-1]
+    return 8 * float(last["ledger/trained"] - first["ledger/trained"]) / (last["seconds"] - first["seconds"])
+
+
+def one_card(place: Place) -> Metrics:
     rates = {}
     for name, mode in {"sync": "mode=sync", "async": "scheduler.max_staleness=2"}.items():
-        rows = trained(place.folder / name, [*words, mode])
-        first, last = rows[min(3, len(rows) - 2)], rows[-1]
-        groups = last["ledger/trained"] - first["ledger/trained"]
-        rates[name] = 8 * groups / (last["seconds"] - first["seconds"])
+        rates[name] = samples_per_second(card_run(place, name, "0.5b", mode))
         yield {f"{name}_samples_per_second": rates[name]}
     yield {"async_over_sync": rates["async"] / rates["sync"]}
+
+
+def checkpoint_stall(place: Place) -> Metrics:
+    every = (0, 1 if place.tiny else 4)
+    without, with_them = (samples_per_second(card_run(place, str(n), "1.5b", f"checkpoint.every={n}")) for n in every)
+    yield {"checkpoint_stall": 1 - with_them / without}
+
+
+def timeline(place: Place) -> Metrics:
+    ask = ["nvidia-smi", "--query-gpu=timestamp,utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"]
+    run, usage = place.folder / "run", place.folder / "usage"
+    with usage.open("w", encoding="utf-8") as file:
+        sampler = subprocess.Popen(ask if shutil.which(ask[0]) else ["true"], stdout=file)
+        try:
+            card_run(place, "run", "135m")
+        finally:
+            sampler.kill()
+    steps = [span.begin for span in timelines.timeline(run)["learner"] if span.name == "train"]
+    for role, found in timelines.timeline(run, steps[-2], steps[-1]).items():
+        for span in found:
+            print(f"| {role:10s} {span.name:10s} {span.begin:9.3f} to {span.end:9.3f} s")
+    shares = timelines.shares(timelines.timeline(run, steps[1], steps[-1]))
+    yield {f"{role}_{name}": share for role, row in shares.items() for name, share in row.items()}
+    first = next(span.begin for span in spans.read(run)["learner"] if span.name == "train") - steps[0]
+    uses = [line.split(", ") for line in usage.read_text(encoding="utf-8").replace("/", "-").splitlines()[:-1]]
+    busy = [float(use) for at, use in uses if steps[1] < datetime.fromisoformat(at).timestamp() - first < steps[-1]]
+    if busy:
+        yield {"gpu_busy": sum(busy) / len(busy) / 100}
+
+
+def learn(place: Place) -> Metrics:
+    if place.model:
+        make_sums.write(place.folder / "sums")
+        files = {"task.path": "train", "task.heldout_path": "heldout"}
+        words = [f"{key}={place.folder}/sums/one-digit-{split}.jsonl" for key, split in files.items()]
+        words += ["configs/smollm2/one-digit.yaml", f"model.path={place.model.absolute()}"]
+        words += ["gpu=1x" if place.gpu else "gpu=none", "run.target_reward=0.95"]
+    elif place.tiny:
+        words = ["configs/quickstart.yaml", "run.steps=2"]
+    else:
+        print("| no model: see --model")
+        return
+    rows = trained(place.folder / "learn", words)
+    evaluations = json.loads((place.folder / "learn" / SUMMARY).read_bytes())["evaluations"]
+    yield {"mismatch_kl": median(row["mismatch_kl"] for row in rows if "mismatch_kl" in row)}
+    yield {"learn_seconds": min(each["seconds"] for each in evaluations if each["reward"] >= 0.95 * bool(place.model))}
 
 
 # Items, each in its own process
 
 ITEMS: dict[str, tuple[float, Callable[[Place], Metrics]]] = {
     "correct": (120, correct),
-    **{f"train_{size}": (120, partial(train, size=size)) for size in ("0.5b", "1.5b", "7b")},
-    **{f"decode_{size}": (180, partial(decode, size=size)) for size in ("0.5b", "1.5b", "7b")},
+    **{f"train_{size}": (180, partial(train, size=size)) for size in ("0.5b", "1.5b", "7b")},
+    **{f"decode_{size}": (240, partial(decode, size=size)) for size in ("0.5b", "1.5b", "7b")},
     "update": (120, update),
-    "one_card": (240, one_card),
+    "one_card": (300, one_card),
+    "timeline": (120, timeline),
+    "checkpoint_stall": (300, checkpoint_stall),
+    "learn": (180, learn),
+    **{f"step_over_trl_{size}": (300, partial(step_over_trl, size=size)) for size in ("0.5b", "1.5b")},
 }
 """Item → seconds that it may take, what runs it."""
+AT_LEAST = (
+    {"train_mfu_0.5b": 0.33, "train_mfu_1.5b": 0.5, "train_mfu_7b": 0.55}
+    | {"step_over_trl_0.5b": 2.7, "step_over_trl_1.5b": 3.0, "async_over_sync": 1.9, "engine_over_generate": 3.0}
+    | {f"engine_tokens_per_second_{name}": rate for name, rate in {"64": 40e3, "256": 100e3, "64_7b": 10.5e3}.items()}
+)
+AT_MOST = (
+    {"update_seconds": 0.06, "pause_p50_ms": 5.0, "held_up_ms": 10.0, "checkpoint_stall": 0.02}
+    | {"learn_seconds": 4.0, "mismatch_kl": 4e-4, "learner_estimate_error": 0.1, "engine_estimate_error": 0.1}
+)  # fmt: skip
+"""Bars on one H200. No item has the dry run's errors of memory (`*_estimate_error`)."""
+
+
+def judged(metrics: dict[str, float]) -> Iterator[str]:
+    """A line for each bar: where the figure stands."""
+    for name, bar in {**AT_LEAST, **AT_MOST}.items():
+        found, sign = metrics.get(name, math.nan), 1 if name in AT_LEAST else -1
+        verdict = f"measured {found:.3g}: {'met' if sign * found >= sign * bar else 'missed'}"
+        yield f"{name:35s} bar {bar:7g}, {'not measured' if math.isnan(found) else verdict}"
 
 
 def run_item(name: str, place: Place) -> None:
@@ -379,10 +482,10 @@ def run_item(name: str, place: Place) -> None:
             file.write(json.dumps(found) + "\n")
 
 
-def attempt(name: str, device: str, tiny: bool) -> tuple[dict[str, float], str]:
-    """An item in a process of its own: what it found, and its error ("" if it ended well)."""
-    words, variables = ["--item", name, "--device", device], environment(len(os.sched_getaffinity(0)))
-    words += ["--tiny"] if tiny else []
+def attempt(name: str, args: argparse.Namespace) -> tuple[dict[str, float], str, list[str]]:
+    """An item in a process of its own: what it found, its error ("" if it ended well), and lines for the user."""
+    words, variables = ["--item", name, "--device", args.device], environment(len(os.sched_getaffinity(0)))
+    words += ["--tiny"] * args.tiny + (["--model", str(args.model)] if args.model else [])
     with tempfile.TemporaryDirectory(prefix=f"gpu-{name}-") as made:
         found, log, error = Path(made) / "found", Path(made) / "log", ""
         found.touch()
@@ -394,22 +497,26 @@ def attempt(name: str, device: str, tiny: bool) -> tuple[dict[str, float], str]:
             error = f"not done in {ITEMS[name][0]:.0f} s"
         process.end(signal.SIGKILL)  # with the processes that it has started
         process.wait()
-        metrics = dict(ChainMap(*map(json.loads, found.read_text(encoding="utf-8").splitlines())))
-        return metrics, error and f"{error}\n{log.read_text(errors='replace', encoding='utf-8')[-2000:]}"
+        lines = found.read_text(encoding="utf-8").splitlines()
+        metrics = {name: figure for line in lines for name, figure in json.loads(line).items()}
+        said = log.read_text(errors="replace", encoding="utf-8")
+        shown = [line for line in said.splitlines() if line.startswith("| ")]
+        return metrics, error and f"{error}\n{said[-2000:]}", shown
 
 
 def main(args: argparse.Namespace) -> None:
     if args.item:
-        run_item(args.item, Place(args.device, args.tiny, args.folder))
+        run_item(args.item, Place(args.device, args.tiny, args.folder, args.model))
         return
     metrics, failed = dict[str, float](), False
     for name in args.only:
-        found, error = attempt(name, args.device, args.tiny)
+        found, error, shown = attempt(name, args)
         metrics |= found
-        print(f"{name}: {error or 'ok'}", flush=True)
+        print(f"{name}: {error or 'ok'}", *shown, sep="\n", flush=True)
         tell(found, None)
         write_json(args.json, metrics)
         failed |= bool(error)
+    print("", *judged(metrics), sep="\n")
     sys.exit(failed)
 
 

@@ -105,45 +105,54 @@ def run_own(kind: str, batch: Batch, repeats: int) -> list[float]:
     return seconds
 
 
-def run_trl(size: int, batch: Batch, repeats: int) -> list[float]:
-    """Seconds of forward, backward, clipping and AdamW of each step of TRL."""
+def clock() -> float:
+    """Seconds, when a GPU has done what it has to."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return perf_counter()
+
+
+def run_trl(model: PreTrainedModel, batch: Batch, micro_batch: int, repeats: int, **fields: Any) -> list[float]:
+    """Seconds of forward, backward, clipping and AdamW of each step of TRL. `fields`: of GRPOConfig."""
     from datasets import Dataset
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
     from trl import GRPOTrainer
 
-    inner = Tokenizer(models.WordLevel(vocab={f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    inner = Tokenizer(models.WordLevel({f"w{i}": i for i in range(model.config.vocab_size)}, unk_token="w0"))
+    size, prompt = len(batch.groups[0].samples), batch.samples[0].prompt_length
     spent, seconds = [0.0], list[float]()
 
     class Trainer(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
-            begin = perf_counter()
+            begin = clock()
             made = super()._generate_and_score_completions(inputs)
-            spent[0] -= perf_counter() - begin
+            spent[0] -= clock() - begin
             return made
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        chosen = [batch.samples[int(prompt) * SIZE + i % SIZE] for i, prompt in enumerate(prompts)]
+        chosen = [batch.samples[int(each) * size + i % size] for i, each in enumerate(prompts)]
         return {
-            "prompt_ids": [s.tokens[:PROMPT].tolist() for s in chosen],
-            "completion_ids": [s.tokens[PROMPT:].tolist() for s in chosen],
+            "prompt_ids": [s.tokens[:prompt].tolist() for s in chosen],
+            "completion_ids": [s.tokens[prompt:].tolist() for s in chosen],
             "logprobs": [s.logprobs.tolist() for s in chosen],
             "score": [s.reward for s in chosen],
         }
 
     def begin() -> None:
-        spent[0] = -perf_counter()
+        spent[0] = -clock()
 
     def end() -> None:
-        seconds.append(spent[0] + perf_counter())
+        seconds.append(spent[0] + clock())
 
     with tempfile.TemporaryDirectory() as folder:
-        more = {"bf16": False, "max_completion_length": LONGEST, "max_steps": repeats + 1, "learning_rate": LR}
+        longest = max(len(each.tokens) for each in batch.samples) - prompt
+        more = {"max_completion_length": longest, "max_steps": repeats + 1, "learning_rate": LR} | fields
         trainer = Trainer(
-            model=model(),
+            model=model,
             reward_funcs=lambda completions, score, **_: score,
-            args=trl_config(folder, GROUPS * SIZE, size, SIZE, shuffle_dataset=False, seed=0, **more),
-            train_dataset=Dataset.from_dict({"prompt": [str(g) for g in range(GROUPS)]}),
+            args=trl_config(folder, len(batch.samples), micro_batch, size, shuffle_dataset=False, seed=0, **more),
+            train_dataset=Dataset.from_dict({"prompt": [str(g) for g in range(len(batch.groups))]}),
             processing_class=PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="w1", pad_token="w2"),
             rollout_func=rollout,
             callbacks=[at_steps(begin, end)],
@@ -154,8 +163,8 @@ def run_trl(size: int, batch: Batch, repeats: int) -> list[float]:
 
 def contend(name: str, repeats: int) -> dict[str, float]:
     torch.set_num_threads(1)
-    run: Callable[..., list[float]] = run_trl if name.startswith("trl") else run_own
-    seconds = run(int(name[3:]) if name.startswith("trl") else name, made_batch(), repeats)
+    batch, trl = made_batch(), name.startswith("trl")
+    seconds = run_trl(model(), batch, int(name[3:]), repeats, bf16=False) if trl else run_own(name, batch, repeats)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
     return {"seconds": min(seconds[1:]), "peak_bytes": peak}
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,15 @@ LEAST = {"ratio_1pct": 100, "ratio_01pct": 600}
 GPU = {
     "correct": "gradient_error logprob_error",
     "train_0.5b": "train_tokens_per_second_0.5b",
-    "decode_0.5b": "engine_over_generate engine_over_bandwidth",
-    "update": "update_seconds publish_limit pause_p50_ms pause_p99_ms",
+    "decode_0.5b": "engine_tokens_per_second_4 engine_over_generate",
+    "update": "update_seconds publish_limit held_up_ms pause_p50_ms pause_p99_ms",
+    "one_card": "async_over_sync",
+    "timeline": "learner_train learner_waits actor-0_generate",
+    "checkpoint_stall": "checkpoint_stall",
+    "learn": "learn_seconds mismatch_kl",
+    "step_over_trl_0.5b": "step_over_trl_0.5b",
 }
-"""Item → metrics. `one_card` starts two training runs."""
+"""Item → metrics."""
 
 
 def run(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,14 +62,23 @@ def test_a_bench_has_its_metrics(words: str, tmp_path: Path, monkeypatch: pytest
 @pytest.mark.integration
 @pytest.mark.parametrize("item", GPU)
 def test_an_item_of_the_gpu_bench_runs_on_a_cpu(item: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "trl" in item:
+        pytest.importorskip("trl")
     run(f"gpu --item {item} --folder {tmp_path} --device cpu --tiny", tmp_path, monkeypatch)
     found = {name: value for line in (tmp_path / "found").open() for name, value in json.loads(line).items()}
     assert all(math.isfinite(found[metric]) for metric in GPU[item].split())
 
 
 def test_an_item_that_fails_is_an_error_and_nothing_more() -> None:
-    found, error = gpu.attempt("train_0.5b", "nowhere", True)
+    found, error, _ = gpu.attempt("train_0.5b", Namespace(device="nowhere", tiny=True, model=None))
     assert not found and error.startswith("exit code 1") and "nowhere" in error
+
+
+def test_the_table_of_bars_has_where_each_figure_stands() -> None:
+    lines = list(gpu.judged({"train_mfu_0.5b": 0.27, "update_seconds": 0.06}))
+    ends = {line.split()[0]: line.split()[-1] for line in lines}
+    bars = {**gpu.AT_LEAST, **gpu.AT_MOST}
+    assert ends == dict.fromkeys(bars, "measured") | {"train_mfu_0.5b": "missed", "update_seconds": "met"}
 
 
 def test_metrics_of_the_learner_and_of_a_pretrained_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
