@@ -163,12 +163,6 @@ class SlotTable:
         return whole(request, finish)
 
     @property
-    def ongoing(self) -> bool:
-        """Whether any sequence may need a token behind its next one."""
-        n = len(self.requests)
-        return bool((self.lengths[:n] + 1 < self._ends[:n]).any())
-
-    @property
     def longest(self) -> int:
         """Tokens of the longest sequence; 0 without any."""
         return int(self.lengths[: len(self.requests)].max(initial=0))

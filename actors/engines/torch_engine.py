@@ -113,7 +113,7 @@ class TorchEngine:
         self._chosen = ChosenExperts(model, self.slots) if return_experts else None
         self._static = StaticStep(self._decoder, self._cache, self.slots, self._chosen) if static else None
         self._parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
-        self._prefill = Prefill(model, self._decoder, self._cache, self._chosen, batch_invariant)
+        self._prefill = Prefill(model, self._decoder, self._cache, self._chosen, batch_invariant, static)
         self._waiting: deque[SlotRequest] = deque()
         self._loads: list[tuple[Update, asyncio.Future[None]]] = []
         self._limit, self._peace, self._joined = self.slots, 0, 0
@@ -271,8 +271,8 @@ class TorchEngine:
 
     def _goes_on(self) -> bool:
         """Whether, by the host's present knowledge, there is no work between the next step and the one behind it."""
-        fits, loads = self._table.longest < self._cache.capacity, self._loads and self._interruptible
-        return self._table.ongoing and fits and not loads and not self._next_joins()
+        loads = self._loads and self._interruptible
+        return self._table.longest < self._cache.capacity and not loads and not self._next_joins()
 
     def _relieve(self) -> None:
         """Put back the newest sequences until the others' next tokens find room."""
