@@ -18,7 +18,7 @@ OWN_TEST = ROOT / "docs" / "extending.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").glob("*.md")} - {OWN_TEST})]
 SMALL = ["run.steps=3", "eval.prompts=4", "groups_per_batch=4", "sizing.group_size=4", "actors.count=1"]
 """What makes a run short; what the command sets itself stays."""
-SMALLER = {"eval": ["--max-tokens", "8"]}
+SMALLER = {"eval": ["--max-tokens", "8"], "simulate": ["run.steps=5"]}
 """The same for other commands than `train`."""
 ELSEWHERE = {
     "bash scripts/quickstart.sh": "tests/integration/test_documented_commands.py",
@@ -80,6 +80,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's folder, with the files that the commands expect."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "configs").symlink_to(ROOT / "configs")
+    (folder / "docs").symlink_to(ROOT / "docs")
     write_folder(folder / "MODEL_FOLDER", "qwen2")
     (folder / "TEACHER_FOLDER").symlink_to("MODEL_FOLDER")
     (folder / "data" / "math").mkdir(parents=True)
