@@ -57,7 +57,8 @@ class Endpoint:
             started.set_exception(error)
 
     def _conversation(self, request: web.Request) -> Conversation:
-        key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        key = request.headers.get("X-Api-Key", bearer).strip()
         if key not in self._conversations:
             why = "this endpoint takes the key of a sample that has not ended, as a bearer token"
             raise RefusedRequest(401, why, code="invalid_api_key")
