@@ -98,7 +98,6 @@ def trl_config(
         per_device_train_batch_size=micro_batch,
         gradient_accumulation_steps=samples // micro_batch,
         num_generations=group_size,
-        max_grad_norm=1.0,
         beta=0.0,
         loss_type="dapo",
         scale_rewards="none",

@@ -1,24 +1,21 @@
-"""Train step, decoding, weight updates and the whole loop on one GPU: `python -m scripts.bench.gpu [--json FILE]`.
+"""Train step, decoding, weight updates and whole runs on one GPU: `python -m scripts.bench.gpu [--json FILE]`.
 
 Each item runs in a process of its own with a time limit; figures before a failure count. FILE is written after every
 item; a table compares with the bars. Exit code 1 if an item has failed. Models have random weights, and the shapes of
-Qwen2.5; sizes other than 0.5b append theirs to the metrics of `decode`.
+Qwen2.5; metrics of `train`, `decode` and `step_over_trl` end in the size, but for `decode` at 0.5b.
 
-correct    gradients on the device against those on the CPU, the engine's logprobs against a forward pass:
-           `gradient_error`, `logprob_error`
-train      PPO-clip with the default sizes, 64 samples of log-normal lengths, as many layers as fit: `train_mfu_SIZE`
-           (FLOPs as in PaLM, arXiv 2204.02311, appendix B; recomputation does not count),
-           `train_tokens_per_second_SIZE`
+correct     `gradient_error` of the device against the CPU, `logprob_error` of the engine against a forward pass
+train       PPO-clip, 64 samples of log-normal lengths, as many layers as fit: `train_tokens_per_second`, `train_mfu`
+            (FLOPs as in PaLM, arXiv 2204.02311, appendix B; recomputation does not count)
 step_over_trl  seconds of TRL's step (its best micro-batch, Liger's kernels where installed) over ours
-decode     64, 256 and 512 sequences: `engine_tokens_per_second_COUNT`, `engine_over_generate` (transformers' compiled
-           static cache, 64 sequences)
-update     12 updates of 1 % of the elements while 8 sequences run: `update_seconds` (median, cast to applied),
-           `held_up_ms` (of the learner), `publish_limit` (over the bare operations on the device), `pause_p50_ms`,
-           `pause_p99_ms`; the engine's weights must have the publisher's digest
-one_card   `configs/bench/one_card.yaml`, trained samples per second with η = 2 over sync: `async_over_sync`
-timeline   the same at SmolLM2's shape: shares of the time, `ROLE_ACTIVITY`, `ROLE_waits`, `gpu_busy`; the last step
+decode      64, 256 and 512 sequences: `engine_tokens_per_second_COUNT`, `engine_over_bandwidth` (of the rate at which
+            the memory gives weights, keys, values; 512), `engine_over_generate` (transformers' compiled cache; 64)
+update      12 of 1 % of the elements beside 8 sequences: `update_seconds` (median, cast to applied), `publish_limit`
+            (over the bare operations on the device), `held_up_ms` (the learner), `pause_p50_ms`, `pause_p99_ms`
+one_card    `configs/bench/one_card.yaml`, trained samples per second with η = 2 over sync: `async_over_sync`
+timeline    the same at SmolLM2's shape: shares of the time, `ROLE_ACTIVITY`, `ROLE_waits`, `all_waits`; the last step
 checkpoint_stall  the same at 1.5B: the share of its time that a checkpoint every 4 steps costs
-learn      SmolLM2 (`--model`; examples/make_smollm2.py): `learn_seconds` to 0.95 on one-digit sums, `mismatch_kl`
+learn       SmolLM2 (`--model`; examples/make_smollm2.py): `learn_seconds` to 0.95 on one-digit sums, `mismatch_kl`
 """
 
 import argparse
@@ -27,7 +24,6 @@ import gc
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -35,11 +31,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
 from typing import Any
 
@@ -62,12 +58,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from actors.engines.slot_cache import bytes_per_token
 from actors.engines.torch_engine import TorchEngine
 from actors.subscriber import Subscriber
 from areal_like.launch.forks import Forked
 from areal_like.launch.group import environment
 from areal_like.models.causal_lm import publishable, qwen2, read_state, state_of
-from areal_like.run import spans
 from areal_like.run.run_folder import SUMMARY
 from areal_like.types import Batch, Limits
 from areal_like.weights.device import state_on
@@ -90,10 +86,8 @@ from .learner import clock, run_trl
 Metrics = Iterator[dict[str, float]]
 LEARNER_BYTES = 24
 """Per parameter on one rank, at most: weights, masters, gradients, Adam's moments."""
-PROMPT, MEDIAN = 64, 512
-"""Tokens of a prompt, and of the median answer."""
-RESPONSE, PREFIX = 256, 128
-"""Tokens per sequence in `decode`, and of its prompt."""
+PROMPT, MEDIAN, PREFIX, RESPONSE = 64, 512, 128, 256
+"""Tokens of a trained prompt, and of the median answer; of a prompt in `decode`, and of its answer."""
 PEAKS = {"A100": 312e12, "H20": 148e12, "H100": 989e12, "H800": 989e12, "H200": 989e12, "B200": 2250e12}
 """FLOP/s in dense bfloat16, from NVIDIA's data sheets (SXM modules)."""
 CLOSE = 1e-3
@@ -254,21 +248,35 @@ def flops(model: PreTrainedModel, batch: Batch) -> float:
 
 
 def decode(place: Place, size: str) -> Metrics:
-    suffix = "" if size == "0.5b" else f"_{size}"
+    suffix, rates = "" if size == "0.5b" else f"_{size}", {}
     asyncio.set_event_loop(asyncio.new_event_loop())
     counts, response, prefix = ((2, 4), 8, 16) if place.tiny else ((64, 256, 512), RESPONSE, PREFIX)
-    prompts, rates = np.random.default_rng(0).integers(0, 512, (max(counts), prefix)).astype(np.int32), {}
-    engine = TorchEngine(new_model(place, size), slots=max(counts), device=place.device, kv_tokens=max(counts) * 512)
+    prompts = np.random.default_rng(0).integers(0, 512, (max(counts), prefix)).astype(np.int32)
+    model = new_model(place, size)
+    engine = TorchEngine(model, slots=max(counts), device=place.device, kv_tokens=max(counts) * 512)
+    embedding = model.get_input_embeddings().weight
+    tied = embedding is model.get_output_embeddings().weight
+    read = sum(p.numel() * p.element_size() for p in model.parameters() if tied or p is not embedding)
+    token = bytes_per_token(model.config, engine._cache.dtype)
     for count in counts:
         decoded = partial(run_engine, engine, prompts[:count], np.full(count, response), greedy=False)
         rates[count] = count * response / place.seconds(decoded, warm_up=True)
         yield {f"engine_tokens_per_second_{count}{suffix}": rates[count]}
-    del engine, decoded  # frees their memory
+    bound = count * bandwidth(place) / (read + count * (prefix + response / 2) * token)
+    yield {f"engine_over_bandwidth{suffix}": rates[count] / bound}
+    del engine, model, decoded  # frees their memory
     reference = new_model(place, size).to(torch.bfloat16 if place.gpu else torch.float32)
     generate = partial(run_generate, reference, prompts[: counts[0]], np.full(counts[0], response), greedy=False)
     how = {"cache_implementation": "static", "disable_compile": not place.gpu}
     rate = counts[0] * response / place.seconds(partial(generate, **how), warm_up=True)
     yield {f"engine_over_generate{suffix}": rates[counts[0]] / rate}
+
+
+def bandwidth(place: Place) -> float:
+    """Bytes per second, read and written, of a copy within the device's memory."""
+    source = torch.zeros(1 << 25 if place.tiny else 1 << 31, dtype=torch.uint8, device=place.device)
+    target = torch.zeros_like(source)
+    return 2 * source.numel() / min(place.seconds(lambda: target.copy_(source)) for _ in range(6))
 
 
 # Weight updates
@@ -284,12 +292,8 @@ async def _updates(place: Place) -> dict[str, float]:
     master = {name: p.detach().clone() for name, p in model.named_parameters()}
     engine = TorchEngine(model, slots=8, kv_policy="keep", device=place.device, kv_tokens=8 * 1024)
     engine.digest = state.digest()
-    made, loop = asyncio.Queue[Manifest](), asyncio.get_running_loop()
-
-    def announce(manifest: Manifest) -> None:
-        loop.call_soon_threadsafe(made.put_nowait, manifest)
-
-    publisher = Publisher("tcp://127.0.0.1:0", Coding(), announce)
+    made = SimpleQueue[Manifest]()
+    publisher = Publisher("tcp://127.0.0.1:0", Coding(), made.put)
     subscriber = Subscriber(engine, "bench", lambda *_: None, state=state)
     writers = [asyncio.create_task(_write(engine, number)) for number in range(8)]
     while engine.stats()["tokens"] < 80:
@@ -301,7 +305,7 @@ async def _updates(place: Place) -> dict[str, float]:
         before, began = engine.stats(), time.perf_counter()
         await asyncio.to_thread(publisher.publish, version, partial(_cast, master))
         published = time.perf_counter()
-        manifest = await made.get()
+        manifest = await asyncio.to_thread(made.get)
         await subscriber.apply(manifest)
         if not version:
             continue
@@ -366,76 +370,61 @@ async def _write(engine: TorchEngine, number: int) -> None:
 # The whole loop on one card
 
 
-def card_run(place: Place, name: str, size: str, *words: str) -> list[dict[str, Any]]:
-    """The metrics of a run of `configs/bench/one_card.yaml`, in the folder `name`, with a model of this size."""
+def card_run(place: Place, name: str, size: str, *words: str) -> float:
+    """Trained samples per second of a run of `configs/bench/one_card.yaml`, in the folder `name`, with a model of this
+    size; its first steps do not count."""
     knobs = {knob: value for knob, value in place.shape(size).items() if knob != "vocab_size"}
-    learner, dtype = ("cuda", "bfloat16") if place.gpu else ("cpu", "float32")
-    given = ["configs/bench/one_card.yaml", *(f"model.{knob}={json.dumps(value)}" for knob, value in knobs.items())]
-    given += [f"learner.device={learner}", f"engine.device={place.device}"]
-    given += [f"{side}.compute_dtype={dtype}" for side in ("learner", "engine")]
-    if place.tiny:
-        given += ["run.steps=4", "groups_per_batch=2", "engine.slots=8", "engine.memory=null"]
-        given += ["task.length_trace={median: 8, sigma: 1.0, max: 32}"]
-    return trained(place.folder / name, [*given, *words])
-
-
-def samples_per_second(rows: list[dict[str, Any]]) -> float:
-    """Of a run, without its first steps."""
-    first, last = rows[min(3, len(rows) - 2)], rows[-1]
-    return 8 * float(last["ledger/trained"] - first["ledger/trained"]) / (last["seconds"] - first["seconds"])
+    groups, steps = (2, 4) if place.tiny else (16, 16)
+    given = ["configs/bench/one_card.yaml", "gpu=1x" if place.gpu else "gpu=none", f"run.steps={steps}"]
+    given += [f"model.{knob}={json.dumps(value)}" for knob, value in knobs.items()]
+    given += ["task.length_trace={median: 8, sigma: 1.0, max: 32}"] * place.tiny
+    rows = trained(place.folder / name, [*given, f"groups_per_batch={groups}", *words])
+    first = rows[steps // 4]
+    return 8 * groups * (steps - first["step"]) / (rows[-1]["seconds"] - first["seconds"])
 
 
 def one_card(place: Place) -> Metrics:
     rates = {}
     for name, mode in {"sync": "mode=sync", "async": "scheduler.max_staleness=2"}.items():
-        rates[name] = samples_per_second(card_run(place, name, "0.5b", mode))
+        rates[name] = card_run(place, name, "0.5b", mode)
         yield {f"{name}_samples_per_second": rates[name]}
     yield {"async_over_sync": rates["async"] / rates["sync"]}
 
 
 def checkpoint_stall(place: Place) -> Metrics:
     every = (0, 1 if place.tiny else 4)
-    without, with_them = (samples_per_second(card_run(place, str(n), "1.5b", f"checkpoint.every={n}")) for n in every)
+    without, with_them = (card_run(place, str(steps), "1.5b", f"checkpoint.every={steps}") for steps in every)
     yield {"checkpoint_stall": 1 - with_them / without}
 
 
 def timeline(place: Place) -> Metrics:
-    ask = ["nvidia-smi", "--query-gpu=timestamp,utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"]
-    run, usage = place.folder / "run", place.folder / "usage"
-    with usage.open("w", encoding="utf-8") as file:
-        sampler = subprocess.Popen(ask if shutil.which(ask[0]) else ["true"], stdout=file)
-        try:
-            card_run(place, "run", "135m")
-        finally:
-            sampler.kill()
+    card_run(place, "run", "135m")
+    run = place.folder / "run"
     steps = [span.begin for span in timelines.timeline(run)["learner"] if span.name == "train"]
     for role, found in timelines.timeline(run, steps[-2], steps[-1]).items():
         for span in found:
             print(f"| {role:10s} {span.name:10s} {span.begin:9.3f} to {span.end:9.3f} s")
-    shares = timelines.shares(timelines.timeline(run, steps[1], steps[-1]))
+    roles = timelines.timeline(run, steps[1], steps[-1])
+    roles["all"] = sorted((span for found in roles.values() for span in found), key=lambda span: span.begin)
+    shares = timelines.shares(roles)
+    yield {"all_waits": shares.pop("all")[timelines.WAITS]}
     yield {f"{role}_{name}": share for role, row in shares.items() for name, share in row.items()}
-    first = next(span.begin for span in spans.read(run)["learner"] if span.name == "train") - steps[0]
-    uses = [line.split(", ") for line in usage.read_text(encoding="utf-8").replace("/", "-").splitlines()[:-1]]
-    busy = [float(use) for at, use in uses if steps[1] < datetime.fromisoformat(at).timestamp() - first < steps[-1]]
-    if busy:
-        yield {"gpu_busy": sum(busy) / len(busy) / 100}
 
 
 def learn(place: Place) -> Metrics:
+    words = ["configs/quickstart.yaml", "run.steps=2"]
     if place.model:
         make_sums.write(place.folder / "sums")
-        files = {"task.path": "train", "task.heldout_path": "heldout"}
-        words = [f"{key}={place.folder}/sums/one-digit-{split}.jsonl" for key, split in files.items()]
-        words += ["configs/smollm2/one-digit.yaml", f"model.path={place.model.absolute()}"]
-        words += ["gpu=1x" if place.gpu else "gpu=none", "run.target_reward=0.95"]
-    elif place.tiny:
-        words = ["configs/quickstart.yaml", "run.steps=2"]
-    else:
+        words = ["configs/smollm2/one-digit.yaml", "gpu=1x" if place.gpu else "gpu=none"]
+        for key, split in {"path": "train", "heldout_path": "heldout"}.items():
+            words.append(f"task.{key}={place.folder}/sums/one-digit-{split}.jsonl")
+        words += [f"model.path={place.model.absolute()}", "run.target_reward=0.95"]
+    elif not place.tiny:
         print("| no model: see --model")
         return
-    rows = trained(place.folder / "learn", words)
-    evaluations = json.loads((place.folder / "learn" / SUMMARY).read_bytes())["evaluations"]
-    yield {"mismatch_kl": median(row["mismatch_kl"] for row in rows if "mismatch_kl" in row)}
+    run = place.folder / "learn"
+    yield {"mismatch_kl": median(row["mismatch_kl"] for row in trained(run, words) if "mismatch_kl" in row)}
+    evaluations = json.loads((run / SUMMARY).read_bytes())["evaluations"]
     yield {"learn_seconds": min(each["seconds"] for each in evaluations if each["reward"] >= 0.95 * bool(place.model))}
 
 
