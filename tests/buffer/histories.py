@@ -406,14 +406,11 @@ def by_reward(waiting: Sequence[Waiting], missing: Set[int], want: int) -> list[
     return [group.id for group in sorted(waiting, key=lambda group: (group.head.rewards[0], group.id % 7))[:want]]
 
 
-def in_rounds(
-    dice: random.Random, sizing: str, *, batches: int, staleness: int = 0, zero_variance: bool = True, rows: int = 1000
-) -> Run:
+def in_rounds(dice: random.Random, sizing: str, *, batches: int, zero_variance: bool = True, rows: int = 1000) -> Run:
     """A run in rounds, with more groups than places."""
-    knobs = {"oversample_prompts": 1.5, "max_staleness": staleness}
     rules = {"group_filter": policies.zero_variance if zero_variance else policies.none, "rows": rows}
     rules |= {"interval": dice.choice([1, 1, 2])}
-    return Run(dice, lambda: SyncScheduler(SIZINGS[sizing](), **knobs), ROUNDS, batches=batches, **rules)
+    return Run(dice, lambda: SyncScheduler(SIZINGS[sizing](), oversample_prompts=1.5), ROUNDS, batches=batches, **rules)
 
 
 def overlapping(dice: random.Random) -> Run:

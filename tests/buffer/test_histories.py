@@ -33,12 +33,11 @@ def test_batches_come_and_leases_are_known_whatever_happens(part: int) -> None:
             run.go_on(until=len(run.trained) + 2)
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("sizing", SIZINGS)
-def test_every_prompt_of_a_run_in_rounds_is_trained_once(sizing: str, staleness: int) -> None:
+def test_every_prompt_of_a_run_in_rounds_is_trained_once(sizing: str) -> None:
     for number in range(HISTORIES // 60):
         dice = random.Random(number)
-        run = in_rounds(dice, sizing, batches=8, staleness=staleness)
+        run = in_rounds(dice, sizing, batches=8)
         for _ in range(dice.randint(0, 120)):
             run.step()
         run.go_on(until=8)
@@ -47,12 +46,11 @@ def test_every_prompt_of_a_run_in_rounds_is_trained_once(sizing: str, staleness:
         assert ledger["trained"] == 8 * B or sizing != "fixed"
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("sizing", SIZINGS)
-def test_a_drained_run_leaves_nothing(sizing: str, staleness: int) -> None:
+def test_a_drained_run_leaves_nothing(sizing: str) -> None:
     for number in range(HISTORIES // 120):
         dice = random.Random(number)
-        run = in_rounds(dice, sizing, batches=1000, staleness=staleness)
+        run = in_rounds(dice, sizing, batches=1000)
         for _ in range(dice.randint(0, 120)):
             run.step()
         run.say("someone", "stop", {"drain": True})

@@ -357,7 +357,6 @@ class SteppingClock:
 def test_a_step_takes_its_time_without_drift_and_each_publishes_other_bytes(monkeypatch, tmp_path):
     clock, batch = SteppingClock(), make_batch(seeded(0))
     monkeypatch.setattr(timed, "time", clock)
-    monkeypatch.setattr(timed.turns, "sleep", clock.sleep)
     knobs = {"base": 1.0, "per_sample": 0.25, "per_token": 0.01, "weight_bytes": 5000}
     learner, restored = TimedLearner(**knobs), TimedLearner(**knobs)
     states = [learner.snapshot()]
