@@ -26,8 +26,8 @@ if [ "$chapters" = 2 ]; then last=two-digit; fi
 
 bash scripts/setup.sh .venv pretrained
 .venv/bin/python -m scripts.train configs/smollm2/one-digit.yaml "$@" --print-config > /dev/null  # refuses wrong overrides
-.venv/bin/python examples/make_smollm2.py
-.venv/bin/python examples/make_sums.py
+.venv/bin/python examples/smollm2/make_model.py
+.venv/bin/python examples/smollm2/make_sums.py
 
 run=runs/smollm2-$(date +%Y%m%d-%H%M%S)
 newest=${named:-$(printf '%s\n' runs/smollm2-*-one-digit | tail -n 1)}

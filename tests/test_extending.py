@@ -73,11 +73,3 @@ def test_every_process_of_a_run_finds_the_users_module(mine: Path) -> None:
     assert json.loads((mine / "runs" / "a" / "summary.json").read_text())["steps"] == 2
     rows = [json.loads(line) for line in (mine / "runs" / "a" / "metrics.jsonl").read_text().splitlines()]
     assert [row["sizing/group_size"] for row in rows] == [4, 4] and "loss/weight" in rows[0]
-
-
-def test_the_example_of_a_loss_keeps_its_contract_and_its_commands_are_known() -> None:
-    text = (ROOT / "examples" / "losses" / "README.md").read_text(encoding="utf-8")
-    commands = [shlex.split(line, comments=True) for line in text.splitlines() if line.startswith("areal-like ")]
-    checked, trained = (next(words[2:] for words in commands if words[1] == verb) for verb in ("check", "train"))
-    assert check.main(checked) == 0
-    assert configs.load(trained).loss["cap"] == 3

@@ -15,7 +15,7 @@ update      12 of 1 % of the elements beside 8 sequences: `update_seconds` (medi
 one_card    `configs/bench/one_card.yaml`, trained samples per second with η = 2 over sync: `async_over_sync`
 timeline    the same at SmolLM2's shape: shares of the time, `ROLE_ACTIVITY`, `ROLE_waits`, `all_waits`; the last step
 checkpoint_stall  the same at 1.5B: the share of its time that a checkpoint every 4 steps costs
-learn       SmolLM2 (`--model`; examples/make_smollm2.py): `learn_seconds` to 0.95 on one-digit sums, `mismatch_kl`
+learn       SmolLM2 (`--model`; examples/smollm2): `learn_seconds` to 0.95 on one-digit sums, `mismatch_kl`
 """
 
 import argparse
@@ -70,7 +70,7 @@ from areal_like.weights.device import state_on
 from areal_like.weights.state import TensorSpec
 from areal_like.weights.transfer import to_device, to_host
 from areal_like.wire.messages import Manifest
-from examples import make_sums
+from examples.smollm2 import make_sums
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo

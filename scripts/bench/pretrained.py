@@ -2,7 +2,7 @@
 
     python -m scripts.bench.pretrained [--json FILE] [--trl PYTHON] [--without-trl]      (taskset -c 0,1: on two cores)
 
-Same model, prompts (examples/make_sums.py), groups (8 × 8), temperature, learning rate, clipping and cores; each answer
+Same model, prompts (examples/smollm2), groups (8 × 8), temperature, learning rate, clipping and cores; each answer
 has 16 tokens, as the end token is one that is never sampled. "async", "sync": `configs/smollm2/one-digit.yaml`.
 "trl": `loss_type="dapo"`, `beta=0`, micro-batches of 16, with bfloat16 autocast and wholly in bfloat16; the faster
 counts. `--trl` names the interpreter of another environment (`pip install -e '.[bench]' -c constraints.txt`).
@@ -40,11 +40,11 @@ KEPT_BY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD
 
 def prepare(place: Path) -> None:
     """The prompts, and a copy of the model with an end token that is never sampled."""
-    from examples import make_smollm2, make_sums
+    from examples.smollm2 import make_model, make_sums
 
     make_sums.write(place / "sums")
-    model, folder = Path(make_smollm2.FOLDER), place / "model"
-    make_smollm2.make(model)
+    model, folder = Path(make_model.FOLDER), place / "model"
+    make_model.make(model)
     shutil.copytree(model, folder)
     ids = {t["content"]: t["id"] for t in json.loads((model / "tokenizer.json").read_bytes())["added_tokens"]}
     for name, key, value in (

@@ -1,4 +1,5 @@
-"""Every command in the README and the docs: it runs here, scaled down, or in the test that `ELSEWHERE` names."""
+"""Every command in the README, the docs and the examples: it runs here, scaled down, or in the test that `ELSEWHERE`
+names."""
 
 import json
 import re
@@ -15,7 +16,8 @@ from tests.forked import forked, forking_python, said
 ROOT = Path(__file__).resolve().parents[2]
 OWN_TEST = ROOT / "docs" / "extending.md"
 """tests/test_extending.py runs its commands."""
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").glob("*.md")} - {OWN_TEST})]
+EXAMPLES = sorted((ROOT / "examples").glob("*/README.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").glob("*.md")} - {OWN_TEST}), *EXAMPLES]
 SMALL = ["run.steps=3", "eval.prompts=4", "groups_per_batch=4", "sizing.group_size=4", "actors.count=1"]
 """What makes a run short; what the command sets itself stays."""
 SMALLER = {"eval": ["--max-tokens", "8"], "simulate": ["run.steps=5"]}
@@ -34,6 +36,7 @@ ELSEWHERE = {
     "areal-like ablate staleness --parallel": "tests/integration/test_ablate.py",
     "areal-like train base model=Qwen/": "tests/areal_like/test_hub.py",
     "areal-like export": "tests/scripts/test_eval.py",
+    "areal-like train configs/smollm2/one-digit.yaml 'group_reward=": "tests/actors/test_group_rewards.py",
     "areal-like train gsm8k/0.5b": "tests/scripts/test_estimate.py",
     "areal-like join": "tests/integration/test_process_life.py",
     "areal-like stop": "tests/integration/test_process_life.py",
@@ -54,7 +57,8 @@ def documented() -> dict[str, str]:
                 for part in " ".join(shlex.quote(word) for word in shlex.split(line, comments=True)).split("'&&'"):
                     words = shlex.split(part)
                     if words and words[0] not in OTHERS:
-                        found.setdefault(shlex.join(words).replace(".venv/bin/", ""), page.name)
+                        shown = page.relative_to(ROOT).as_posix()
+                        found.setdefault(shlex.join(words).replace(".venv/bin/", ""), shown)
     return found
 
 
@@ -79,10 +83,12 @@ def test_the_tests_that_run_the_others_are_there() -> None:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's folder, with the files that the commands expect."""
     folder = tmp_path_factory.mktemp("user")
-    (folder / "configs").symlink_to(ROOT / "configs")
-    (folder / "docs").symlink_to(ROOT / "docs")
+    for name in ("configs", "docs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
     write_folder(folder / "MODEL_FOLDER", "qwen2")
-    (folder / "TEACHER_FOLDER").symlink_to("MODEL_FOLDER")
+    (folder / "models").mkdir()
+    for name in ("TEACHER_FOLDER", "models/smollm2-135m-instruct"):
+        (folder / name).symlink_to(folder / "MODEL_FOLDER")
     (folder / "data" / "math").mkdir(parents=True)
     for name, first in (("train", 0), ("test", 50)):
         sums = [(f"{n} + {n} =", str(2 * n)) for n in range(first, first + 8)]
@@ -128,6 +134,8 @@ def test_the_quickstarts_run_to_their_end(clone: Path, script: str, more: list[s
 def scaled(words: list[str], folder: Path) -> list[str]:
     """The command as it runs here, scaled down."""
     module = words[0] if words[0] == "areal-like" else words[2].removeprefix("scripts.")
+    if module.startswith("examples."):
+        return words[2:]
     verb, arguments = (words[1], words[2:]) if module == "areal-like" else (module, words[3:])
     start = ["scripts.cli", verb.replace("-", "_")]
     if verb != "train":
@@ -149,8 +157,9 @@ def scaled(words: list[str], folder: Path) -> list[str]:
     return [*start, *arguments, *small, *(["--plain"] if "--dry-run" not in arguments else [])]
 
 
-# Runs that others look at come first, those that they can replay before all.
-ORDER = sorted(HERE, key=lambda command: ("keep_journal" not in command, "run.name=" not in command))
+# Data come first, then runs that others look at, first those that they can replay.
+FIRST = ("python -m examples.", "keep_journal", "run.name=")
+ORDER = sorted(HERE, key=lambda command: [part not in command for part in FIRST])
 
 
 @pytest.mark.integration

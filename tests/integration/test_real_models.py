@@ -47,7 +47,7 @@ def test_a_run_from_a_folder_ends_as_a_folder(tmp_path: Path) -> None:
     assert (final / "adapter" / "adapter_config.json").is_file()
 
 
-AGENT = "workflow={name: agent, agent: 'examples.agent_function:copies'}"
+AGENT = "workflow={name: agent, agent: 'examples.agent.function:copies'}"
 
 
 def test_an_agent_that_speaks_openais_protocol_learns_without_being_rewritten(tmp_path: Path) -> None:

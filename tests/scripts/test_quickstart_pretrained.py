@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from areal_like.config import run_config as configs
-from examples import make_sums
+from examples.smollm2 import make_sums
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = r"""#!/bin/sh

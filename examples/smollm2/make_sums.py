@@ -1,4 +1,4 @@
-"""Write the prompts of configs/smollm2 to data/sums: `python examples/make_sums.py [FOLDER]`.
+"""Write the prompts of configs/smollm2 to data/sums: `python -m examples.smollm2.make_sums [FOLDER]`.
 
 Sums in words, one {"prompt", "answer"} per line, as SET-train.jsonl and SET-heldout.jsonl; the same ones each time.
 SET is one-digit (all sums of 1 to 9 in four wordings; held out are 20 sums such as 7 + 2, whose swap is trained) or

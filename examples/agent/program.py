@@ -1,6 +1,6 @@
 """An agent as a program of its own: it uses OpenAI's protocol, and nothing of this project.
 
-    areal-like train configs/copy4.yaml "workflow={name: agent, agent: [python3, examples/agent_program.py]}"
+    areal-like train configs/copy4.yaml "workflow={name: agent, agent: [python3, examples/agent/program.py]}"
 
 The environment has the model's address, as for OpenAI's own clients; the question comes by standard input. Its
 last line is the reward; a program that prints none leaves that to the task.
