@@ -49,6 +49,7 @@ QUICK = ("sync", "tail", "all")
 WARMUP_STEPS = 3
 """The first batches of an asynchronous run fill the pipeline; sync has nothing to fill. "rounds" counts all steps."""
 DRAWN_SECONDS = 8.0
+DRAWN = {"sync": "sync", "tail": "sync with tail batching", "async4": "async, staleness at most 4"}
 
 
 def measure(scenario: str, mode: str, quick: bool, run: Path) -> float:
@@ -84,7 +85,7 @@ def straggler_share(budget: float, steps: int = 4000, samples: int = 128) -> flo
 def main() -> None:
     parser = bench_parser("modes", __doc__)
     parser.add_argument("--scenario", choices=[*SCENARIOS], action="append", help="only this one (may be repeated)")
-    parser.add_argument("--plot", type=picture, help="write timelines of the first scenario's modes here")
+    parser.add_argument("--plot", type=picture, help="write timelines of three of the first scenario's modes here")
     parser.add_argument("--quick", action="store_true", help="few steps; the numbers mean little")
     args = parser.parse_args()
     metrics, scenarios = dict[str, float](), args.scenario or [*SCENARIOS]
@@ -99,11 +100,12 @@ def main() -> None:
             if args.plot and scenario == scenarios[0]:
                 from ..timeline import draw, timeline
 
-                drawn = {}
-                for mode, rate in rates.items():
-                    run = Path(folder) / f"{scenario}-{mode}"
-                    drawn[f"{mode}: {rate / rates['sync']:.2f}×"] = timeline(run, end=DRAWN_SECONDS)
-                draw(drawn, args.plot, "Who works and who waits, by mode")
+                drawn = {
+                    title: timeline(Path(folder) / f"{scenario}-{mode}", end=DRAWN_SECONDS)
+                    for mode, title in DRAWN.items()
+                    if mode in rates
+                }
+                draw(drawn, args.plot, "Sync waits for its longest answer, tail batching for fewer, async for none")
     metrics |= {"sagc_straggler_share": straggler_share(0.3, 100 if args.quick else 4000), "sagc_budget": 0.3}
     write_json(args.json, metrics)
 
