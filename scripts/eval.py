@@ -67,7 +67,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Question:
-    """A set of prompts; `tokenized`: the model's tokenizer makes its tokens."""
+    """A set of prompts; `tokenized`: the model's tokenizer makes its tokens; `longest`: most tokens of an answer."""
 
     name: str
     task: Task
@@ -75,6 +75,7 @@ class Question:
     workflow: Workflow
     tokenized: bool = False
     stops: Stops = NO_STOPS
+    longest: int | None = None
 
     def prompts(self) -> list[str]:
         """The prompts for people: the last message of each, or its tokens."""
@@ -162,7 +163,7 @@ def spec_of(text: str, model: Path) -> dict[str, Any]:
 def questions(args: argparse.Namespace, model: Path) -> list[Question]:
     """Raises ConfigError, ValueError, OSError."""
     run, found = run_of(args.model), []
-    stops = stops_of(run.sampling) if run else NO_STOPS
+    stops, longest = (stops_of(run.sampling), run.sampling.max_new_tokens) if run else (NO_STOPS, None)
     if not args.sets and run is None:
         raise ConfigError(f"{args.model} is no run's folder: name a set, e.g. test.jsonl")
     if not args.sets:
@@ -172,7 +173,7 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
         for name, rows in own_rows(run, task, args.prompts).items():
             title = f"{run.task['name'] if name == OWN else name} (held-out)"
             tokenized = "tokenizer" in str(run.task)  # a mixture names it in its tasks
-            found.append(Question(title, task, rows, workflow, tokenized, stops))
+            found.append(Question(title, task, rows, workflow, tokenized, stops, longest))
     for text in args.sets:
         spec = spec_of(text, model)
         task = build("task", spec, args.seed)
@@ -181,7 +182,7 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
         rows = [(split, row) for split in splits for row in range(task.size(split))]
         rows = rows[: args.prompts or (None if whole else 256)]
         workflow = bind("workflow", {"name": "single_turn"})
-        found.append(Question(text, task, rows, workflow, "tokenizer" in spec, stops))
+        found.append(Question(text, task, rows, workflow, "tokenizer" in spec, stops, longest))
     return found
 
 
@@ -212,7 +213,7 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
     shown = question.prompts()
 
     async def sample(prompt: Prompt, number: int, i: int) -> Any:
-        key, longest = stream_key(args.seed, number, i), args.max_tokens or prompt.max_tokens
+        key, longest = stream_key(args.seed, number, i), args.max_tokens or question.longest or prompt.max_tokens
         limits = Limits(longest, args.temperature, tuple(task.stop_tokens), key=key, trained=False)
         prompt = question.stops.cut(prompt)
         limits = question.stops.within(limits, prompt)

@@ -14,8 +14,6 @@ from areal_like.wire.link import BusError
 from .console.arguments import command, refusing
 from .following.running import Running, add_arguments
 
-LOOK_SECONDS = 0.2
-
 
 def main(argv: list[str] | None = None) -> int:
     parser = command("stop", "End a run at a checkpoint.")
@@ -28,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
         draining = f"draining: training the {active} groups already admitted"
         print(f"{args.run}: {draining if args.drain else 'stopping'}", flush=True)
         while running.is_there():
-            time.sleep(LOOK_SECONDS)
+            time.sleep(0.2)
     return 0
 
 

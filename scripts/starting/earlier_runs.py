@@ -42,7 +42,7 @@ ORPHAN_SECONDS = 10.0
 
 
 def find_run_to_resume(config: Config, stem: str) -> Path | None:
-    """The folder that `resume` names. None for `auto` if there is nothing to resume. Raises ConfigError."""
+    """The folder that `resume` names; None: `auto` finds no run of this name, mode and scheduler. Raises ConfigError."""
     if config.resume != "auto":
         return _run_folder("resume", config)
     # As `scripts.train` names runs: quickstart, quickstart-mode=sync-lr=1e-3; but quickstart-long is another config.
@@ -50,7 +50,10 @@ def find_run_to_resume(config: Config, stem: str) -> Path | None:
     named = re.compile(name or rf"{re.escape(stem)}(-\w+=.*)?-\d{{8}}-\d{{6}}(-\d+)?")
     found = [path.parent for path in Path(config.run.dir).glob(f"*/{CONFIG}") if named.fullmatch(path.parent.name)]
     unfinished = [folder for folder in found if not (folder / SUMMARY).exists()]
-    return max(unfinished, key=lambda folder: (folder / CONFIG).stat().st_mtime, default=None)
+    unfinished.sort(key=lambda folder: (folder / CONFIG).stat().st_mtime, reverse=True)
+    keys = ["mode", "scheduler"]
+    alike = (each for each in unfinished if not configs.differences(configs.load_resolved(each / CONFIG), config, keys))
+    return next(alike, None)
 
 
 def _run_folder(key: str, config: Config) -> Path:

@@ -309,7 +309,7 @@ def test_a_run_of_several_settings_is_replayed_with_settings_of_ones_own_only(tm
     ("name", "is_of"),
     [
         ("copy4-20260102-030405-2", "copy4"),  # two began in one second
-        (f"{name_of('copy4', ['mode=sync', 'loss.clip-x=[1, 2]'])}-20260102-030405", "copy4"),
+        (f"{name_of('copy4', ['lr=1e-3', 'loss.clip-x=[1, 2]'])}-20260102-030405", "copy4"),
         ("copy4-long-lr=1e-3-20260102-030405", "copy4-long"),
     ],
 )
@@ -319,9 +319,12 @@ def test_runs_of_a_config_are_not_those_of_one_that_begins_alike(
 ) -> None:
     config = configs.load(["copy4", f"run.dir={tmp_path}", "resume=auto"])
     (tmp_path / name).mkdir()
-    (tmp_path / name / "config.yaml").touch()
+    configs.save(config, tmp_path / name / "config.yaml")
     assert find_run_to_resume(config, stem) == (tmp_path / name if stem == is_of else None)
     assert find_run_to_resume(configs.replace(config, "run.name", name), stem) == tmp_path / name
+    for other in ("mode=sync", "scheduler.max_staleness=4"):
+        config = configs.load(["copy4", f"run.dir={tmp_path}", "resume=auto", other])
+        assert find_run_to_resume(config, stem) is None, "another mode or bound is another run"
 
 
 QUICKSTART = "configs/quickstart.yaml"

@@ -152,13 +152,14 @@ def test_a_verifier_that_fails_is_named(model: Path, rows: Path, capsys: pytest.
 
 
 def test_a_run_is_asked_its_own_held_out_prompts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    config = configs.load(["quickstart", "eval.prompts=6"])
+    config = configs.load(["quickstart", "eval.prompts=6", "sampling.max_new_tokens=3"])
     task = build("task", config.task, config.run.seed)
     final = tmp_path / "run" / "checkpoints" / "final"
     build("model", config.model, 0, task.vocab_size).save_pretrained(final)
     configs.save(config, tmp_path / "run" / "config.yaml")
     for place in (tmp_path / "run", final):
         found = figures(str(place), at=tmp_path)["copy (held-out)"]
+        assert found["tokens"] == 3, "as in the run"
         assert (
             len(found["answers"]) == 6
             and found["answers"][0]["prompt"] == task.prompt("heldout", 0).messages[0]["content"]
