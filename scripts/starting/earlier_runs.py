@@ -42,7 +42,7 @@ ORPHAN_SECONDS = 10.0
 
 
 def find_run_to_resume(config: Config, stem: str) -> Path | None:
-    """The folder that `resume` names; None: `auto` finds no run of this name, mode and scheduler. Raises ConfigError."""
+    """The folder that `resume` names; None: `auto` finds no run of its name, mode, scheduler. Raises ConfigError."""
     if config.resume != "auto":
         return _run_folder("resume", config)
     # As `scripts.train` names runs: quickstart, quickstart-mode=sync-lr=1e-3; but quickstart-long is another config.
