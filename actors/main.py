@@ -1,6 +1,6 @@
 """The actor process: an engine, a worker and a subscriber in one event loop, and the messages that drive them.
 
-SIGTERM ends it gently: it first hands its unfinished groups back to the buffer, and other actors continue them."""
+SIGTERM ends it gently: it first hands its unfinished groups back to the buffer, and other actors start them again."""
 
 from __future__ import annotations
 

@@ -20,13 +20,13 @@ def limited(engine: Any) -> AbstractContextManager[None]:
 
 class Recorder:
     """`engine` and `verifier` as one sample sees them. After `close` no more tokens are sampled. `tokens` and `answers`
-    (of either) have come here: see `actors.progress`; `cut`: a call was aborted. `parts`: sums of those of the
-    rewards."""
+    (of either) have come here: see `actors.progress`; `cut`: a call was aborted; `ended`: the sample came to its end.
+    `parts`: sums of those of the rewards."""
 
     def __init__(self, engine: RolloutEngine, verifier: RewardFunction):
         self.engine, self.verifier = engine, verifier
         self.tokens = self.answers = 0
-        self.cut = False
+        self.cut = self.ended = False
         self.parts: dict[str, float] = {}
         self._closed = False
         self._open = self._limited = 0
@@ -39,6 +39,7 @@ class Recorder:
     async def generate(self, tokens: np.ndarray, limits: Limits, request: str = "") -> Completion:
         """As the engine's; ends with finish "abort" at once when closed."""
         if self._closed:
+            self.cut = True
             return Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), [], "abort")
         self._open += 1
         self._idle.clear()

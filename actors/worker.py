@@ -70,8 +70,8 @@ class _Running:
 
     @property
     def lengths(self) -> list[tuple[int, bool]]:
-        """Tokens of each started sample, and whether it was cut."""
-        return [(each.tokens, each.cut) for each in self.recorders.values() if each.tokens]
+        """Tokens of each started sample, and whether it was cut: in a call, or between two of them."""
+        return [(each.tokens, each.cut or not each.ended) for each in self.recorders.values() if each.tokens]
 
 
 class Worker:
@@ -311,6 +311,7 @@ class Worker:
             check_rewards(sample)
         if sample and filler:
             sample = await with_filler(recorder, sample, limits, request, filler)
+        recorder.ended = True
         return sample
 
     def _limits(self, prompt: Prompt, temperature: float, key: int) -> Limits:

@@ -47,6 +47,7 @@ class Gauges:
         found: dict[str, object] = {**fleet.totals.metrics(actor.stats for actor in fleet)}
         found |= store.entries.levels() | store.counts.metrics(len(store.entries)) | self.rates
         found |= {"rollout/refused": self.refused, "rollout/lease_timeouts": self.lease_timeouts}
+        found["rollout/tokens"] = self.tokens_pushed
         found |= {"rollout/actors": len(fleet), "seconds": peers.age(now), "buffer/bytes": store.bytes}
         return found | ({"staleness/bound": int(bound)} if math.isfinite(bound) else {})
 
@@ -109,11 +110,7 @@ class Gauges:
             return
         rate = (self.tokens_pushed - self._rate_tokens) / max(1e-9, now - self.rate_at)
         self.rate_at, self._rate_tokens = now, self.tokens_pushed
-        self.rates = {
-            "rollout/since_step": self.since_step,
-            "rollout/tokens_per_second": rate,
-            "rollout/tokens": self.tokens_pushed,
-        }
+        self.rates = {"rollout/since_step": self.since_step, "rollout/tokens_per_second": rate}
 
 
 def by_task(entries: list[Entry]) -> dict[str, float]:

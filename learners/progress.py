@@ -89,6 +89,7 @@ class RunProgress:
         """The run's summary: of a run that ends for `reason`, in a process that continued from `start`. `report` is the
         buffer's last, `manifest` that of the last weights."""
         seconds = start.seconds + (report["trained_seconds"] or 0.0)
+        counted = (self.elapsed - start.elapsed) or (seconds - start.seconds)  # as for the trained tokens
         evaluations = start.evaluations + on_clock_of_run(report["evaluations"], start.seconds)
         target = config.run.target_reward
         reached = [each["seconds"] for each in evaluations if target is not None and each["reward"] >= target]
@@ -110,7 +111,7 @@ class RunProgress:
             "staleness_mean": self.staleness / max(1, self.samples),
             "staleness_max": report["staleness_max"],
             "staleness_bound": report["staleness_bound"],
-            "tokens_per_second": report.get("rollout/tokens", 0) / max(1e-9, seconds - start.seconds),
+            "tokens_per_second": report.get("rollout/tokens", 0) / max(1e-9, counted),
             "actor_idle_share": report.get("rollout/idle_share"),
             "update_apply_seconds": report.get("rollout/update_apply_seconds"),
             "update_pause_seconds": report.get("rollout/update_pause_seconds"),

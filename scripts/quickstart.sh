@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a fresh clone to a trained model: sets up .venv and runs configs/quickstart.yaml (asynchronous, about a minute).
+# From a fresh clone to a trained model: sets up .venv and runs configs/quickstart.yaml (asynchronous, about ten seconds).
 # Arguments are overrides, e.g.  bash scripts/quickstart.sh mode=sync run.seed=1
 set -euo pipefail
 cd "$(dirname "$0")/.."

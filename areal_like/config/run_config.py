@@ -274,7 +274,8 @@ def _typed(tree: Tree) -> Config:
         OmegaConf.resolve(config)
     except OmegaConfBaseException as error:
         key = error.full_key or at
-        hint = f"; set {key}=VALUE" * isinstance(error, InterpolationKeyError)
+        model = "model=FOLDER or " * ("'model.path'" in str(error))
+        hint = f"; set {model}{key}=VALUE" * isinstance(error, InterpolationKeyError)
         raise ConfigError(f"{key}: {str(error).splitlines()[0]}{hint}", key) from None
     return cast(Config, config)
 

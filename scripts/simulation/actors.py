@@ -290,7 +290,7 @@ class SimulatedActor:
 
 
 def _lengths(group: _Group) -> messages.Lengths:
-    return [(each.made, each.finish == "abort") for each in group.samples if each.made]
+    return [(each.made, each.index not in group.good) for each in group.samples if each.made]
 
 
 @lru_cache(1 << 16)

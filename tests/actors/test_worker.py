@@ -144,6 +144,33 @@ async def test_the_first_that_finish_make_the_group_and_lengths_of_the_others_ar
     assert [s.reward for s in play.client.groups[0].samples] == [0.5]
 
 
+@looped
+async def test_a_recall_reports_the_length_of_each_sample_and_whether_it_had_come_to_its_end(play: Play) -> None:
+    answers = {"1/0": 3, "1/1": 4, "1/2": 5}  # the others are in the engine, or have not begun
+    thinks = asyncio.get_running_loop().create_future()
+
+    async def workflow(engine, reward, prompt, limits, request) -> Sample | None:
+        await (asyncio.Event().wait() if request == "1/4" else engine.generate(prompt.tokens, limits, request))
+        if request == "1/1":
+            await asyncio.Event().wait()
+        if request == "1/2":
+            await thinks
+            await engine.generate(prompt.tokens, limits, request)
+        return sample(0.5)
+
+    play.worker.rollout = replace(play.worker.rollout, workflow=workflow)
+    await play.lease(launch=5, need=5)
+    for request, count in answers.items():
+        done = Completion(np.zeros(count, np.int32), np.zeros(count), [(3, count)], "stop")
+        play.worker.engine.calls[request].set_result(done)
+    await settle()
+    play.worker.cancel([1], hand_back=True)
+    thinks.set_result(None)  # its next call comes after the recall
+    await settle()
+    assert play.client.left == [({1: [(3, False), (4, True), (5, True), (6, True)]}, False)]
+    assert play.client.groups == play.client.failures == []
+
+
 @pytest.mark.parametrize("crashes", [2, 3])
 @looped
 async def test_crashes_of_a_reward_are_reported_with_their_group_drawn_again_or_failed(crashes: int, play: Play):

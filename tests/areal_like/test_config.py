@@ -141,7 +141,7 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("run.seed", ["run.seed=${oops}"]),
     ("sampling.top_p", ["sampling.top_p=0.9"]),
     ("mode", ["mode=asnyc"]),
-    ("task.tokenizer", ["task=jsonl", "task.path=x"]),
+    *[(key, ["task=jsonl", "task.path=x"]) for key in ("task.tokenizer", "model=FOLDER")],
     ("task.path", ["task=jsonl", "model=a/b"]),
     ("engine.name", ["engine=nowhere_at_all:Engine"]),
     # mixtures

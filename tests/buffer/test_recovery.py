@@ -114,6 +114,19 @@ def test_on_policy_groups_of_the_same_weights_are_kept_where_the_way_there_chang
     assert sorted(train(again, 0)) == [1, 2]
 
 
+def test_on_policy_groups_of_later_weights_are_rolled_out_again_where_the_way_there_changes() -> None:
+    journal = Paper()
+    replay = reborn(journal, 0, bound=0)
+    admit_and_push(replay, 0, 1)
+    train(replay, 0)
+    admit_and_push(replay, 2, 3, version=1, leased=1)
+    again = reborn(journal, 0, bound=0)
+    again.drop(0, "malformed")
+    admit_and_push(again, 4)
+    assert sorted(train(again, 0)) == [1, 4]
+    assert {entry.id for entry in again.store.entries.of(Stage.QUEUED)} == {2, 3}
+
+
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_no_choice_breaks_the_bound(bound: int) -> None:
     """The last check looks at the pushed groups, after any earlier fault. At the bound groups are served; one version

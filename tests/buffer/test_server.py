@@ -86,6 +86,17 @@ def test_samples_that_were_cut_are_written_down() -> None:
     assert seen.tokens == (2,) * 8 and not any(seen.cut), "the group did not wait for the others"
 
 
+def test_each_batch_reports_all_tokens_so_far() -> None:
+    house = House(asynchronous(max_staleness=2)).start()
+    house.server.peers.clock = lambda: 1.0  # both batches come at the same time
+    for batch in range(2):
+        for group_id in range(B * batch, B * (batch + 1)):
+            house.finish(group_id, 0)
+        house.want(batch)
+    infos = [body["info"] for _, kind, body in house.router.sent if kind == "batch"]
+    assert [info["rollout/tokens"] for info in infos] == [B * 16, 2 * B * 16]
+
+
 def test_the_limit_of_the_start_does_not_run_while_an_engine_starts() -> None:
     """Engines have time limits of their own: a large model may start more slowly than the processes connect."""
     house = House(asynchronous(max_staleness=0))

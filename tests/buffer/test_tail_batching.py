@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from buffer.checks import MOST_CONTEXTS, AnswerLimits
 from buffer.entries import LEASED, Stage
 from buffer.groups import GroupManager
 from buffer.policies import in_order
@@ -152,11 +153,16 @@ def test_the_groups_of_an_actor_that_leaves_go_to_others() -> None:
     assert set(lost) <= set(house.leases("actor-0")), "those that it did not name, too"
 
 
-def test_lengths_that_a_group_cannot_have_are_refused_and_its_lease_ends() -> None:
+@pytest.mark.parametrize(
+    ("lengths", "refused"),
+    [([(1, True)] * 99, 1), ([(5 * MOST_CONTEXTS, True)], 0), ([(5 * MOST_CONTEXTS + 1, True)], 1)],
+)
+def test_lengths_that_a_group_cannot_have_are_refused_and_its_lease_ends(lengths: list, refused: int) -> None:
     house = House(asynchronous()).start()
+    house.server.limits = AnswerLimits(lambda row: 5)
     group_id, before = house.leases("actor-0")[0], len(house.leases())
-    house.say("actor-0", "hand_back", {"lengths": {group_id: [(1, True)] * 99, 9999: []}, "leaving": False})
-    assert house.router.refused == 1 and len(house.leases()) == before + 1, "it has another lease"
+    house.say("actor-0", "hand_back", {"lengths": {group_id: lengths, 9999: []}, "leaving": False})
+    assert house.router.refused == refused and len(house.leases()) == before + 1, "it has another lease"
 
 
 def test_only_the_owner_hands_a_group_back() -> None:

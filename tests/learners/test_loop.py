@@ -53,7 +53,8 @@ class Client:
 
     def finish(self, reason: str, steps: int) -> dict[str, Any]:
         found = [{"version": steps, "reward": steps / 10, "seconds": 1.0}]
-        return {"staleness_max": 0, "staleness_bound": 1, "ledger": {}, "trained_seconds": 1.0, "evaluations": found}
+        facts = {"staleness_max": 0, "staleness_bound": 1, "ledger": {}, "rollout/tokens": 50}
+        return facts | {"trained_seconds": 1.0, "evaluations": found}
 
     def set_aside(self, index: int, reason: str) -> None:
         self.said.append(("set aside", index))
@@ -138,6 +139,11 @@ def test_a_batch_that_cannot_be_trained_is_set_aside_and_its_step_made_with_anot
     said = made.client.said
     assert said[said.index(("set aside", 1)) + 1] == ("want", 1), "it is asked for again before anything else"
     assert summary["steps"] == 4
+
+
+def test_rates_of_tokens_rolled_out_and_trained_count_the_same_seconds(tmp_path: Path) -> None:
+    summary = loop(tmp_path, [{"loss": 0.0, "grad_norm": 1.0, "tokens": 10} for _ in range(4)]).run()
+    assert summary["tokens_per_second"] / summary["trained_tokens_per_second"] == pytest.approx(50 / 40)
 
 
 def test_some_in_a_row_end_the_run_and_one_now_and_then_does_not(tmp_path: Path) -> None:
