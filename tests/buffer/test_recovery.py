@@ -103,18 +103,7 @@ def test_a_second_resume_from_further_back_undoes_more_of_the_first_process() ->
     assert [train(replay, 0), train(replay, 1)] == planned
 
 
-def test_on_policy_groups_of_the_same_weights_are_kept_where_the_way_there_changes() -> None:
-    journal = Paper()
-    replay = reborn(journal, 0, bound=0)
-    admit_and_push(replay, 0, 1)
-    replay.serve(0)
-    again = reborn(journal, 0, bound=0)
-    again.drop(0, "malformed")
-    admit_and_push(again, 2)
-    assert sorted(train(again, 0)) == [1, 2]
-
-
-def test_on_policy_groups_of_later_weights_are_rolled_out_again_where_the_way_there_changes() -> None:
+def test_on_policy_groups_are_kept_where_the_way_there_changes_and_those_of_later_weights_redone() -> None:
     journal = Paper()
     replay = reborn(journal, 0, bound=0)
     admit_and_push(replay, 0, 1)
