@@ -35,11 +35,10 @@ GPU = {
     "decode_0.5b": "engine_tokens_per_second_4 engine_over_bandwidth engine_over_generate",
     "update": "update_seconds publish_limit held_up_ms pause_p50_ms pause_p99_ms",
     "timeline": "learner_train learner_waits actor-0_generate all_waits",
-    "checkpoint_stall": "checkpoint_stall",
     "learn": "learn_seconds mismatch_kl",
     "step_over_trl_0.5b": "step_over_trl_0.5b",
 }
-"""Item → metrics. `one_card` makes the runs that `checkpoint_stall` makes, in two modes."""
+"""Item → metrics. `one_card` and `checkpoint_stall` compare two runs like that of `timeline`."""
 
 
 def run(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
