@@ -22,6 +22,7 @@ FOR_PROGRAMS = (
 for module in FOR_PROGRAMS.split():
     importlib.import_module(module)
 
+AT_LIMIT = (signal.SIGKILL, signal.SIGXCPU)
 OUT_OF_TIME = 124
 """Exit code of the process that waits for a program which used up its processor time."""
 NOBODY = 65534
@@ -58,7 +59,7 @@ def become_nobody() -> None:
     check(LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")  # or /proc/self would stay root's
 
 
-def enter_namespaces(caller: int, seconds: float) -> None:
+def enter_namespaces(caller: int) -> None:
     """Returns in a child, which is process 1 of its namespace. Its parent only waits, so the caller can kill it."""
     user, group = os.geteuid(), os.getegid()
     if LIBC.unshare(NAMESPACES) != 0:
@@ -71,8 +72,8 @@ def enter_namespaces(caller: int, seconds: float) -> None:
     child = os.fork()
     if child:
         die_with_parent(caller)  # again: as another user, and in a new user namespace, it had no such signal
-        used = os.wait4(child, 0)[2]
-        os._exit(OUT_OF_TIME if used.ru_utime + used.ru_stime >= math.ceil(seconds) else 0)
+        status = os.waitpid(child, 0)[1]  # only the kernel can kill process 1 of a namespace
+        os._exit(OUT_OF_TIME if os.WIFSIGNALED(status) and os.WTERMSIG(status) in AT_LIMIT else 0)
     os.close(held)
     die_with_parent()
     os.set_blocking(alive, False)
@@ -131,12 +132,12 @@ def refuse(event: str, arguments: tuple[object, ...]) -> None:
         raise PermissionError(f"{event} is not permitted here")
 
 
-def lock_in(isolation: str, caller: int, seconds: float) -> None:
+def lock_in(isolation: str, caller: int) -> None:
     die_with_parent(caller)
     if isolation == "full":
         if os.geteuid() == 0:
             become_nobody()
-        enter_namespaces(caller, seconds)
+        enter_namespaces(caller)
         leave_files()
         no_capabilities = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
         check(LIBC.capset(*no_capabilities), "capset")
@@ -155,7 +156,7 @@ def main() -> None:
     replies = os.dup(1)
     try:
         devnull = os.open(os.devnull, os.O_RDWR)
-        lock_in(request["isolation"], int(sys.argv[1]), request["seconds"])
+        lock_in(request["isolation"], int(sys.argv[1]))
         limit(request["seconds"], request["memory"], request["output"])
         if request["isolation"] == "full":
             refuse_sockets()

@@ -155,7 +155,7 @@ def test_nothing_is_left_behind_when_the_caller_is_killed_while_the_sandbox_is_s
         "        while os.getppid() == caller: time.sleep(0.01)\n"
         "    return child\n"
         "os.fork = forked\n"
-        "sandboxed.lock_in('full', caller, 1.0)\n"
+        "sandboxed.lock_in('full', caller)\n"
         "time.sleep(3600)\n"
     )
     command = [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inside!r}])"]
