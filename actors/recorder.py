@@ -64,7 +64,7 @@ class Recorder:
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """Code inside has a time limit of its own: the sample counts as alive without new tokens."""
+        """Code inside has its own time limit: the sample counts as working without new tokens."""
         self._limited += 1
         try:
             yield
