@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from areal_like.stops import stop_reason
+from areal_like.types import Completion, Limits
+
 MODEL = "policy"
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (1,), "top_k": (-1, 0), "min_p": (0,), "frequency_penalty": (0,), "presence_penalty": (0,),
@@ -78,6 +81,14 @@ class ChatReply:
     prompt_tokens: int
     completion_tokens: int
     stop_reason: str | int | None = None
+
+
+def reply_of(
+    number: int, message: dict[str, Any], prompt_tokens: int, completion: Completion, limits: Limits
+) -> ChatReply:
+    """The reply with a completion that answers to a prompt under these limits."""
+    finish = "tool_calls" if "tool_calls" in message else "length" if completion.finish == "length" else "stop"
+    return ChatReply(number, message, finish, prompt_tokens, len(completion.tokens), stop_reason(completion, limits))
 
 
 def parse(body: Any, terms: Terms) -> Chat:

@@ -15,7 +15,7 @@ from actors.agents.endpoint import answered, body_of, listening
 from actors.engines.torch_engine import TorchEngine
 from areal_like.interfaces import Codec
 from areal_like.sampling import stream_key
-from areal_like.stops import stop_reason, with_texts
+from areal_like.stops import with_texts
 from areal_like.types import Limits
 
 OWN_TEMPERATURE = chats.Terms(temperature=None)
@@ -63,10 +63,7 @@ class CheckpointServer:
             raise RefusedRequest(500, f"the engine failed: {error}") from None
         text = (limits.stop_texts or self.codec).decode(completion.tokens)
         message = chats.assistant_message(text, number, chat.tools, OWN_TEMPERATURE.call_marks)
-        finish = "tool_calls" if "tool_calls" in message else "length" if completion.finish == "length" else "stop"
-        return chats.ChatReply(
-            number, message, finish, len(prompt), len(completion.tokens), stop_reason(completion, limits)
-        )
+        return chats.reply_of(number, message, len(prompt), completion, limits)
 
     def _limits(self, prompt: np.ndarray, chat: chats.Chat, number: int) -> Limits:
         """Raises RefusedRequest for a prompt that leaves no room."""

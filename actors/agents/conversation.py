@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from actors.agents.chat import Chat, ChatReply, RefusedRequest, Terms, assistant_message
+from actors.agents.chat import Chat, ChatReply, RefusedRequest, Terms, assistant_message, reply_of
 from actors.measures import AGENTS
 from actors.multi_turn import most_characters
 from actors.transcript import Transcript, rewrites
 from areal_like.interfaces import Codec, RolloutEngine
-from areal_like.stops import stop_reason, with_texts
+from areal_like.stops import with_texts
 from areal_like.tasks.chat import parted
 from areal_like.types import Completion, Limits
 
@@ -86,8 +86,7 @@ class Conversation:
         self.turns.append(Turn(number, messages, chat.tools, transcript, completion, codec, begun))
         self.full = False
         AGENTS["turns"] += 1
-        finish = "tool_calls" if "tool_calls" in message else "length" if completion.finish == "length" else "stop"
-        return ChatReply(number, message, finish, len(before), len(completion.tokens), stop_reason(completion, limits))
+        return reply_of(number, message, len(before), completion, limits)
 
     def close(self) -> None:
         """Give no more answers; awaited ones are refused."""
