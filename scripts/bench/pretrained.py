@@ -33,7 +33,7 @@ SILENT = "<jupyter_start>"
 WARMUP = {"async": 3, "sync": 1, "trl": 1}
 PRECISIONS = ("bf16", "whole")
 MEMORY_SECONDS = 3.0
-"""Seconds between measurements of the memory; each stops the process for a moment."""
+"""Between measurements of the memory; each stops the process for a moment."""
 KEPT_BY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30)}
 """Memory that glibc keeps, which halves TRL's time. Our processes set this themselves."""
 
@@ -53,8 +53,10 @@ def prepare(place: Path) -> None:
         ("config", "eos_token_id", ids[SILENT]),
     ):
         path = folder / f"{name}.json"
-        fields = json.loads(path.read_bytes()) if path.is_file() else {}
-        path.write_text(json.dumps(fields | {key: value}), encoding="utf-8")
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | {key: value}), encoding="utf-8")
+    turn_end = f"+ ('{SILENT}' if message['role'] == 'assistant' else '<|im_end|>') +"
+    path = folder / "chat_template.jinja"
+    path.write_text(path.read_text(encoding="utf-8").replace("+ '<|im_end|>' +", turn_end), encoding="utf-8")
 
 
 def run_ours(mode: str, place: Path) -> dict[str, float]:
