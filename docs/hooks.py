@@ -1,4 +1,6 @@
-"""For mkdocs: pages for README, CONTRIBUTING, CHANGELOG and all keys of a config; links to code become names."""
+"""For mkdocs: pages for README, CONTRIBUTING, CHANGELOG and all keys of a config; links to code become names.
+
+`python docs/hooks.py` prints the words of each page."""
 
 from __future__ import annotations
 
@@ -15,6 +17,12 @@ Generated from the code and `configs/base.yaml`; `areal-like config PART` shows 
 A component is written `{name: NAME, knob: value}`, or by overrides `loss=ppo loss.clip=0.1`.
 
 """
+
+
+def words() -> dict[str, int]:
+    """Page → its words; without decisions and the generated keys."""
+    pages = sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / name for name in ("dev-log.md", "config.md")})
+    return {page.stem: len(page.read_text(encoding="utf-8").split()) for page in pages}
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -36,3 +44,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         "[examples/](examples/README.md)", "`examples/`"
     )
     return re.sub(r"\[([^\]]+)\]\((?:\.\./|(?=[\w]+/))[\w./-]+\.(?:py|yaml|sh)[^)]*\)", r"\1", markdown)
+
+
+if __name__ == "__main__":
+    found = words()
+    for page, count in {**found, "all": sum(found.values())}.items():
+        print(f"{count:7,} {page}")
