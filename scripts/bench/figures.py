@@ -1,4 +1,4 @@
-"""Common parts of benches: `--json FILE`, a line per metric, runs, random batches, fastest of several rounds, TRL."""
+"""Common parts of benches: `--json FILE`, a line per metric, runs, random batches, fastest of several rounds."""
 
 import argparse
 import json
@@ -83,42 +83,3 @@ def random_batch(lengths: np.ndarray, prompt: int, vocabulary: int) -> Batch:
         asked = rng.integers(0, vocabulary, prompt)
         groups.append(Group(len(groups), [sample(asked, length, index) for index, length in enumerate(row)]))
     return Batch(0, 0, groups)
-
-
-def trl_config(
-    folder: str, samples: int, micro_batch: int, group_size: int, *, use_cpu: bool = True, **more: Any
-) -> Any:
-    """A GRPOConfig: one optimizer step per `samples` samples, no KL, mean over tokens. `more`: fields."""
-    from trl import GRPOConfig
-
-    return GRPOConfig(
-        output_dir=folder,
-        use_cpu=use_cpu,
-        gradient_checkpointing=False,
-        per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=samples // micro_batch,
-        num_generations=group_size,
-        beta=0.0,
-        loss_type="dapo",
-        scale_rewards="none",
-        temperature=1.0,
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
-        **more,
-    )
-
-
-def at_steps(begin: Any, end: Any) -> Any:
-    """A callback that calls `begin` and `end` around each optimizer step."""
-    from transformers import TrainerCallback
-
-    class AtSteps(TrainerCallback):
-        def on_step_begin(self, *args: Any, **more: Any) -> None:
-            begin()
-
-        def on_step_end(self, *args: Any, **more: Any) -> None:
-            end()
-
-    return AtSteps()

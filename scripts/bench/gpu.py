@@ -81,7 +81,8 @@ from ..console.output import write_json
 from ..starting.estimate import Sizes
 from .engine import run_engine, run_generate
 from .figures import SIGMA, random_batch, tell, trained
-from .learner import clock, run_trl
+from .learner import run_trl
+from .trl import clock
 
 Metrics = Iterator[dict[str, float]]
 LEARNER_BYTES = 24

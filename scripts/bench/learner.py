@@ -10,7 +10,6 @@ clipping and AdamW count, with the fastest `per_device_train_batch_size`. Metric
 """
 
 import resource
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -40,7 +39,8 @@ from learners.logprobs import token_logprobs
 from learners.losses.clipped import ppo
 from learners.passes import Passes
 
-from .figures import SIGMA, at_steps, random_batch, tell, trl_config
+from .figures import SIGMA, random_batch, tell
+from .trl import trl_steps
 
 VOCAB, GROUPS, SIZE, PROMPT, MEDIAN, LONGEST, BUDGET = 2048, 8, 8, 16, 64, 768, 4096
 TRL_SIZES = (4, 8, 16)
@@ -105,30 +105,14 @@ def run_own(kind: str, batch: Batch, repeats: int) -> list[float]:
     return seconds
 
 
-def clock() -> float:
-    """Seconds, when a GPU has done what it has to."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return perf_counter()
-
-
 def run_trl(model: PreTrainedModel, batch: Batch, micro_batch: int, repeats: int, **fields: Any) -> list[float]:
-    """Seconds of forward, backward, clipping and AdamW of each step of TRL. `fields`: of GRPOConfig."""
-    from datasets import Dataset
+    """Seconds of each step of TRL, without generating: it takes the batch's answers. `fields`: of GRPOConfig."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
-    from trl import GRPOTrainer
 
     inner = Tokenizer(models.WordLevel({f"w{i}": i for i in range(model.config.vocab_size)}, unk_token="w0"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="w1", pad_token="w2")
     size, prompt = len(batch.groups[0].samples), batch.samples[0].prompt_length
-    spent, seconds = [0.0], list[float]()
-
-    class Trainer(GRPOTrainer):
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
-            begin = clock()
-            made = super()._generate_and_score_completions(inputs)
-            spent[0] -= clock() - begin
-            return made
 
     def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
         chosen = [batch.samples[int(each) * size + i % size] for i, each in enumerate(prompts)]
@@ -139,26 +123,12 @@ def run_trl(model: PreTrainedModel, batch: Batch, micro_batch: int, repeats: int
             "score": [s.reward for s in chosen],
         }
 
-    def begin() -> None:
-        spent[0] = -clock()
-
-    def end() -> None:
-        seconds.append(spent[0] + clock())
-
-    with tempfile.TemporaryDirectory() as folder:
-        longest = max(len(each.tokens) for each in batch.samples) - prompt
-        more = {"max_completion_length": longest, "max_steps": repeats + 1, "learning_rate": LR} | fields
-        trainer = Trainer(
-            model=model,
-            reward_funcs=lambda completions, score, **_: score,
-            args=trl_config(folder, len(batch.samples), micro_batch, size, shuffle_dataset=False, seed=0, **more),
-            train_dataset=Dataset.from_dict({"prompt": [str(g) for g in range(len(batch.groups))]}),
-            processing_class=PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="w1", pad_token="w2"),
-            rollout_func=rollout,
-            callbacks=[at_steps(begin, end)],
-        )
-        trainer.train()
-    return seconds
+    rows = [{"prompt": str(group)} for group in range(len(batch.groups))]
+    sizes = len(batch.samples), micro_batch, size
+    more = {"max_completion_length": max(len(each.tokens) for each in batch.samples) - prompt, "learning_rate": LR}
+    more |= {"max_steps": repeats + 1, "shuffle_dataset": False, "seed": 0, **fields}
+    steps = trl_steps(model, rows, lambda completions, score, **_: score, tokenizer, sizes, rollout, **more)
+    return [training for _, training in steps]
 
 
 def contend(name: str, repeats: int) -> dict[str, float]:

@@ -18,14 +18,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from areal_like.places import REPOSITORY
 
-from .figures import at_steps, bench_parser, rows_of, tell, trl_config
+from .figures import bench_parser, rows_of, tell
 
 GROUPS, SIZE, ANSWER, LR, STEPS = 8, 8, 16, 4e-5, 5
 SILENT = "<jupyter_start>"
@@ -111,25 +111,26 @@ def run_trl(precision: str, python: str, place: Path) -> dict[str, Any]:
 def contend(precision: str, place: Path) -> float:
     """TRL's trainer in this process: mean seconds per optimizer step."""
     import torch
-    from datasets import load_dataset
     from transformers import AutoTokenizer
-    from trl import GRPOTrainer
 
     from areal_like.tasks.maths import last_number
 
+    from .trl import trl_steps
+
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    rows = load_dataset("json", data_files=str(place / "sums/one-digit-train.jsonl"), split="train")
-    lengths, ends = set[int](), list[float]()
+    lengths, model = set[int](), str(place / "model")
 
     def reward(completions: list[Any], answer: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         lengths.update(map(len, completion_ids))
         return [last_number(a, c[0]["content"]) for a, c in zip(answer, completions, strict=True)]
 
-    args = trl_config(
-        str(place / f"trl-{precision}"),
-        GROUPS * SIZE,
-        16,
-        SIZE,
+    rows = [json.loads(line) for line in (place / "sums/one-digit-train.jsonl").read_bytes().splitlines()]
+    seconds = trl_steps(
+        model,
+        [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in rows],
+        reward,
+        AutoTokenizer.from_pretrained(model),
+        (GROUPS * SIZE, 16, SIZE),
         bf16=precision == "bf16",
         model_init_kwargs={"dtype": "bfloat16" if precision == "whole" else "float32"},  # of the weights and AdamW
         max_completion_length=ANSWER,
@@ -137,19 +138,9 @@ def contend(precision: str, place: Path) -> float:
         learning_rate=LR,
         lr_scheduler_type="constant",
     )
-    trainer = GRPOTrainer(
-        model=str(place / "model"),
-        reward_funcs=reward,
-        args=args,
-        train_dataset=rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]}),
-        processing_class=AutoTokenizer.from_pretrained(place / "model"),
-        callbacks=[at_steps(lambda: None, lambda: ends.append(time.monotonic()))],
-    )
-    trainer.train()
     if lengths != {ANSWER}:
         raise RuntimeError(f"TRL's answers are not all {ANSWER} tokens long: {sorted(lengths)}")
-    counted = ends[WARMUP["trl"] - 1 :]
-    return (counted[-1] - counted[0]) / (len(counted) - 1)
+    return mean(whole for whole, _ in seconds[WARMUP["trl"] :])
 
 
 def watched(command: list[str], log: Path, **environment: str) -> int:
