@@ -7,8 +7,7 @@ has 16 tokens, as the end token is one that is never sampled. "async", "sync": `
 "trl": `loss_type="dapo"`, `beta=0`, micro-batches of 16, with bfloat16 autocast and wholly in bfloat16; the faster
 counts. `--trl` names the interpreter of another environment (`pip install -e '.[bench]' -c constraints.txt`).
 
-Metrics: `async_over_trl`, `sync_over_trl` (TRL's seconds over ours), `*_seconds`, `*_peak_bytes` (all processes), and
-`computed_over_unique`: tokens that all of the learner's forward passes computed for a batch, over its unique ones.
+Metrics: `async_over_trl`, `sync_over_trl` (TRL's seconds over ours), `*_seconds`, `*_peak_bytes` (all processes).
 """
 
 import argparse
@@ -66,40 +65,13 @@ def run_ours(mode: str, place: Path) -> dict[str, float]:
     words += [f"task.heldout_path={place}/sums/one-digit-heldout.jsonl", f"task.max_tokens={ANSWER}"]
     words += [f"run.steps={WARMUP[mode] + STEPS + 1}", "run.target_reward=null", f"learner.lr={LR}"]
     words += [f"groups_per_batch={GROUPS}", f"sizing.group_size={SIZE}"]
-    words += ["eval.every=0", "eval.prompts=1", "checkpoint.every=0", "buffer.keep_journal=true"]
+    words += ["eval.every=0", "eval.prompts=1", "checkpoint.every=0"]
     peak = watched([sys.executable, "-m", "scripts.train", "--plain", *words], place / f"{mode}.log")
     rows = rows_of(place / mode)
     if {row["response_length/mean"] for row in rows} != {float(ANSWER)}:
         raise RuntimeError(f"answers of {mode} are not all {ANSWER} tokens long")
     seconds = [row["seconds"] for row in rows[WARMUP[mode] :]]
     return {"seconds": (seconds[-1] - seconds[0]) / (len(seconds) - 1), "peak_bytes": peak}
-
-
-def last_batch_over_unique(run: Path) -> float:
-    """`computed_over_unique` of the last batch that a run trained, from the weights that it began with."""
-    from areal_like.config import run_config as configs
-    from examples.score_losses import recorded
-    from learners.build import build_trainer
-
-    config = configs.load_resolved(run / "config.yaml")
-    *_, batch = recorded(run, config.weight_sync_interval)
-    return computed_over_unique(build_trainer(config), batch)
-
-
-def computed_over_unique(learner: Any, batch: Any) -> float:
-    """Trains a batch, and counts the tokens that go through the model, in any pass, over the unique ones."""
-    computed = 0
-
-    def count(module: Any, inputs: tuple[Any, ...]) -> None:
-        nonlocal computed
-        computed += inputs[0].numel()
-
-    hook = learner.model.get_input_embeddings().register_forward_pre_hook(count)
-    learner.train(batch)
-    hook.remove()
-    # The last token of a sequence is only ever a target: nothing is computed for it.
-    unique = {sample.tokens[:end].tobytes() for sample in batch.samples for end in range(1, len(sample.tokens))}
-    return computed / len(unique)
 
 
 def run_trl(precision: str, python: str, place: Path) -> dict[str, Any]:
@@ -171,7 +143,7 @@ def compare(place: Path, trl: str | None) -> dict[str, float]:
     if trl:
         fastest = min(metrics[f"trl-{each}_seconds"] for each in PRECISIONS)
         metrics |= {f"{mode}_over_trl": fastest / metrics[f"{mode}_seconds"] for mode in ("async", "sync")}
-    return metrics | {"computed_over_unique": last_batch_over_unique(place / "async")}
+    return metrics
 
 
 def main() -> None:

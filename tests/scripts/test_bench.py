@@ -15,7 +15,7 @@ import learners.learner
 import learners.packing
 from learners.advantages import group
 from learners.learner import TorchLearner
-from learners.losses.clipped import decoupled_ppo, ppo
+from learners.losses.clipped import ppo
 from scripts.bench import gpu, learner, modes, pretrained, simulate
 from tests.forked import Command
 from tests.learners.batches import make_batch, tiny_model
@@ -90,9 +90,8 @@ def test_metrics_of_the_learner_and_of_a_pretrained_model(tmp_path: Path, monkey
     assert found["packed_over_padded"] == found["step_over_trl"] == 1.0
     for name in ("run_ours", "run_trl"):
         monkeypatch.setattr(pretrained, name, measured)
-    monkeypatch.setattr(pretrained, "last_batch_over_unique", lambda _: 1.0)
     found = pretrained.compare(tmp_path, "python")
-    assert [found[name] for name in ("async_over_trl", "sync_over_trl", "computed_over_unique")] == [1.0] * 3
+    assert found["async_over_trl"] == found["sync_over_trl"] == 1.0
 
 
 def test_metrics_of_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,15 +133,3 @@ def test_padding_changes_the_time_and_not_the_gradient(monkeypatch: pytest.Monke
     padded = learner.padded_learner(tiny_model(), ppo, partial(group), **knobs)
     padded.train(batch)
     torch.testing.assert_close(padded.optimizer.gradient, packed.optimizer.gradient, rtol=1e-3, atol=1e-5)
-
-
-def test_an_extra_pass_counts_as_computed() -> None:
-    batch = make_batch(np.random.default_rng(0))
-    counts = [
-        pretrained.computed_over_unique(
-            TorchLearner(tiny_model(), decoupled_ppo, partial(group), num_minibatches=1, num_minibatch_epochs=epochs),
-            batch,
-        )
-        for epochs in (1, 2)
-    ]
-    assert counts[1] > 1.5 * counts[0]
