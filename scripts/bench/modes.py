@@ -5,19 +5,23 @@ cores suffice. Trained samples per second, plain sync = 1.0. Scenarios: `balance
 (log-normal lengths, the same mean cost on both sides), `decode` (longtail, with a cost per sequence), `rounds` (p99/p50
 = 9, as RollPacker's, arXiv 2509.21009; tail batching starts a quarter more prompts and responses).
 
-Metrics: `MODE_SCENARIO` (samples per second), `MODE_over_sync_SCENARIO`, `tail_over_sync` and `all_over_sync` of
-"rounds"; `sagc_straggler_share` and `sagc_budget` of SAGC's controller alone under drifting lengths.
+Each run is simulated (`areal-like simulate`), too. Metrics: `MODE_SCENARIO` (samples per second),
+`MODE_over_sync_SCENARIO`, `tail_over_sync` and `all_over_sync` of "rounds"; the largest errors of simulated figures,
+`samples_error_max`, `staleness_error_max` and `idle_error_max` (relative; of shares, and of staleness below 1,
+differences).
 """
 
-import json
 import math
 import tempfile
 from pathlib import Path
+from statistics import mean
 
-import numpy as np
+from areal_like.config import run_config as configs
 
 from ..console.arguments import picture
 from ..console.output import write_json
+from ..simulation.costs import of_timed
+from ..simulation.run import SHARES, Simulation, difference, figures_of
 from .figures import bench_parser, trained
 
 LONGTAIL = ["engine.median=60", "engine.sigma=1.0", "engine.noise=0.3", "learner.base=0.105"]
@@ -45,55 +49,55 @@ MODES = {
     "decode": {"sync": SYNC, "async1": BOUNDS["async1"], "async4": BOUNDS["async4"]},
     "rounds": {"sync": SYNC, "tail": TAIL, "sagc": SYNC + SAGC, "all": TAIL + SAGC, "async4": BOUNDS["async4"]},
 }
-QUICK = ("sync", "tail", "all")
+ALL_MODES = list(dict.fromkeys(mode for modes in MODES.values() for mode in modes))
+ERRORS = {
+    "samples_per_second": "samples_error_max",
+    "staleness_mean": "staleness_error_max",
+    **dict.fromkeys(SHARES, "idle_error_max"),
+}
+HISTORIES = 8
+"""Simulations of a run, of which the mean counts."""
 WARMUP_STEPS = 3
 """The first batches of an asynchronous run fill the pipeline; sync has nothing to fill. "rounds" counts all steps."""
 DRAWN_SECONDS = 8.0
 DRAWN = {"sync": "sync", "tail": "sync with tail batching", "async4": "async, staleness at most 4"}
 
 
-def measure(scenario: str, mode: str, quick: bool, run: Path) -> float:
-    """Trained samples per second of one run; prints them and what limits them."""
-    few = ["run.steps=5", "groups_per_batch=4"] if quick else []
-    rows = trained(run, ["configs/bench/modes.yaml", *SCENARIOS[scenario], *MODES[scenario][mode], *few])
+def measure(scenario: str, mode: str, run: Path, metrics: dict[str, float]) -> float:
+    """Trained samples per second of one run. Prints them, what limits them, and the simulator's errors, the largest of
+    which go to `metrics`."""
+    words = ["configs/bench/modes.yaml", *SCENARIOS[scenario], *MODES[scenario][mode]]
+    rows, config = trained(run, words), configs.load(words)
     warmup = 0 if scenario == "rounds" else WARMUP_STEPS
     samples = sum(sum(row["staleness/histogram"].values()) for row in rows[warmup:])
     rate = samples / (rows[-1]["seconds"] - (rows[warmup - 1]["seconds"] if warmup else 0.0))
-    summary = json.loads((run / "summary.json").read_bytes())
-    idle = ", ".join(f"{side} {summary[f'{side}_idle_share']:.0%}" for side in ("actor", "learner"))
-    staleness = f"{summary['staleness_mean']:.2f}, at most {summary['staleness_max']:.0f}"
-    print(f"{scenario} {mode}: {rate:.0f} samples/s; idle: {idle}; staleness {staleness}", flush=True)
+    real, made = (
+        figures_of(run),
+        [Simulation(config, of_timed(config), each).run().figures for each in range(HISTORIES)],
+    )
+    shown = []
+    for figure, metric in ERRORS.items():
+        error = difference(figure, mean(each[figure] for each in made), real[figure])
+        metrics[metric] = max(metrics.get(metric, 0.0), abs(error))
+        shown.append(f"{figure} {real[figure]:.3g} ({error:+.1%})")
+    print(f"{scenario} {mode}: {rate:.0f} samples/s; error of the simulator: {', '.join(shown)}", flush=True)
     return rate
-
-
-def straggler_share(budget: float, steps: int = 4000, samples: int = 128) -> float:
-    """Share of groups with a straggler under SAGC's controller, with log-normal lengths whose spread swings twice."""
-    from buffer.sizing import GroupLengths, Sagc
-
-    controller, random = Sagc(budget=budget), np.random.default_rng(0)
-    shares: list[float] = []
-    seen: list[GroupLengths] = []
-    for step in range(steps):
-        sigma = 0.6 + 0.12 * math.sin(4 * math.pi * step / steps)
-        size = controller.next_size(seen)
-        groups = np.exp(sigma * random.standard_normal(samples)).reshape(-1, size)
-        seen = [GroupLengths(tuple(group), (False,) * size) for group in groups.tolist()]
-        shares.append(float(np.mean(groups.max(1) > controller.straggler_ratio * np.median(groups, 1))))
-    return float(np.mean(shares))
 
 
 def main() -> None:
     parser = bench_parser("modes", __doc__)
     parser.add_argument("--scenario", choices=[*SCENARIOS], action="append", help="only this one (may be repeated)")
+    parser.add_argument(
+        "--modes", nargs="+", choices=ALL_MODES, default=ALL_MODES, metavar="MODE", help="sync and these"
+    )
     parser.add_argument("--plot", type=picture, help="write timelines of three of the first scenario's modes here")
-    parser.add_argument("--quick", action="store_true", help="few steps; the numbers mean little")
     args = parser.parse_args()
     metrics, scenarios = dict[str, float](), args.scenario or [*SCENARIOS]
     with tempfile.TemporaryDirectory(prefix="modes-") as folder:
         for scenario in scenarios:
             rates: dict[str, float] = {}
-            for mode in [mode for mode in MODES[scenario] if mode in QUICK or not args.quick]:
-                rates[mode] = measure(scenario, mode, args.quick, Path(folder) / f"{scenario}-{mode}")
+            for mode in [mode for mode in MODES[scenario] if mode in ("sync", *args.modes)]:
+                rates[mode] = measure(scenario, mode, Path(folder) / f"{scenario}-{mode}", metrics)
                 suffix = "" if scenario == "rounds" and mode in ("tail", "all") else f"_{scenario}"
                 metrics[f"{mode}_{scenario}"] = rates[mode]
                 metrics[f"{mode}_over_sync{suffix}"] = rates[mode] / rates["sync"]
@@ -106,7 +110,6 @@ def main() -> None:
                     if mode in rates
                 }
                 draw(drawn, args.plot, "Sync waits for its longest answer, tail batching for fewer, async for none")
-    metrics |= {"sagc_straggler_share": straggler_share(0.3, 100 if args.quick else 4000), "sagc_budget": 0.3}
     write_json(args.json, metrics)
 
 

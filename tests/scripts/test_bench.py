@@ -13,10 +13,11 @@ import torch
 
 import learners.learner
 import learners.packing
+from areal_like.config import run_config as configs
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
-from scripts.bench import gpu, learner, modes, pretrained, simulate
+from scripts.bench import gpu, learner, modes, pretrained
 from tests.forked import Command
 from tests.learners.batches import make_batch, tiny_model
 
@@ -95,32 +96,27 @@ def test_metrics_of_the_learner_and_of_a_pretrained_model(tmp_path: Path, monkey
 
 
 def test_metrics_of_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each run simulated in place of real processes, which `tests/integration` has."""
+    """Each run simulated in place of real processes, which `tests/integration` has: so the simulator has no error."""
+    found: dict[Path, dict[str, float]] = {}
 
     def simulated(run: Path, words: list[str]) -> list[dict[str, Any]]:
-        (figures,) = simulate.simulated(words[1:])
-        run.mkdir()
-        (run / "summary.json").write_text(json.dumps(figures | {"staleness_max": 0}))
-        return [{"seconds": figures["seconds"], "staleness/histogram": {0: 160}}]
+        config = configs.load(words)
+        found[run] = modes.Simulation(config, modes.of_timed(config)).run().figures
+        return [{"seconds": found[run]["seconds"], "staleness/histogram": {0: 160}}]
 
-    monkeypatch.setattr(simulate, "HISTORIES", 1)
+    monkeypatch.setattr(modes, "HISTORIES", 1)
+    monkeypatch.setitem(modes.SCENARIOS, "rounds", [*modes.SCENARIOS["rounds"], "run.steps=5", "groups_per_batch=4"])
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(modes, "trained", simulated)
-    monkeypatch.setattr("sys.argv", ["modes", "--scenario", "rounds", "--quick", "--json", f"{tmp_path}/found"])
+    monkeypatch.setattr(modes, "figures_of", found.get)
+    monkeypatch.setattr("sys.argv", f"modes --scenario rounds --modes tail all --json {tmp_path}/found".split())
     modes.main()
-    found = json.loads((tmp_path / "found").read_text())
-    for metric in ("tail_over_sync", "all_over_sync", "sagc_straggler_share", "sagc_budget"):
-        assert 0 < found[metric] < math.inf
-
-
-def test_metrics_of_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulate, "SETTINGS", {"one": [*simulate.LONGTAIL, "run.steps=6"]})
-    monkeypatch.setattr(simulate, "real", lambda overrides, folder: simulate.simulated(overrides)[0])
-    found = simulate.errors(1)
-    assert found.keys() == {"samples_error_max", "staleness_error_max", "idle_error_max"}
-    assert all(0 <= error < 0.1 for error in found.values())
-    monkeypatch.setattr(simulate, "MANY_OVERRIDES", ["actors.count=20", "groups_per_batch=32", "run.steps=2"])
-    assert simulate.many().keys() == {"actors_10000_minutes", "actors_10000_gb"}
+    metrics = json.loads((tmp_path / "found").read_text())
+    assert 1 < metrics["tail_over_sync"] < math.inf and 1 < metrics["all_over_sync"] < math.inf
+    assert metrics["samples_error_max"] == metrics["staleness_error_max"] == metrics["idle_error_max"] == 0
+    monkeypatch.setattr(modes, "figures_of", lambda run: found[run] | {"samples_per_second": 1.0})
+    modes.main()
+    assert json.loads((tmp_path / "found").read_text())["samples_error_max"] > 1
 
 
 def test_padding_changes_the_time_and_not_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
