@@ -35,26 +35,30 @@ def tell(metrics: Mapping[str, float], file: Path | None) -> None:
 
 
 def best_seconds(
-    calls: Mapping[str, Callable[[], Any]], repeats: int, clock: Callable[[], float] = process_time
+    calls: Mapping[str, Callable[[], Any]], repeats: int, clock: Callable[[], float] = process_time, warmup: int = 1
 ) -> dict[str, float]:
-    """Name → seconds of its fastest call, by `clock`. They take turns; a first round that does not count warms up."""
+    """Name → seconds of its fastest call, by `clock`. They take turns; the first `warmup` rounds do not count."""
     best = dict.fromkeys(calls, float("inf"))
-    for repeat in range(repeats + 1):
+    for repeat in range(repeats + warmup):
         for name, call in calls.items():
             begin = clock()
             call()
-            if repeat:
+            if repeat >= warmup:
                 best[name] = min(best[name], clock() - begin)
     return best
 
 
-def trained(run: Path, words: Sequence[str]) -> list[dict[str, Any]]:
-    """Make a run in the folder `run` with these arguments of `train`; its metrics by step. Raises RuntimeError."""
-    command = [sys.executable, "-m", "scripts.train", "--plain", *words]
-    command += [f"run.dir={run.parent}", f"run.name={run.name}"]
+def ended(command: Sequence[str]) -> None:
+    """Run a command in the clone, with its output kept back. Raises RuntimeError with the end of that if it fails."""
     done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-3000:]}")
+
+
+def trained(run: Path, words: Sequence[str]) -> list[dict[str, Any]]:
+    """Make a run in the folder `run` with these arguments of `train`; its metrics by step. Raises RuntimeError."""
+    place = f"run.dir={run.parent}", f"run.name={run.name}"
+    ended([sys.executable, "-m", "scripts.train", "--plain", *words, *place])
     return rows_of(run)
 
 

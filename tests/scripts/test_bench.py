@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from areal_like.config import run_config as configs
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
+from scripts.bench import all as all_benches
 from scripts.bench import gpu, learner, modes, pretrained
 from tests.forked import Command
 from tests.learners.batches import make_batch, tiny_model
@@ -129,3 +131,39 @@ def test_padding_changes_the_time_and_not_the_gradient(monkeypatch: pytest.Monke
     padded = learner.padded_learner(tiny_model(), ppo, partial(group), **knobs)
     padded.train(batch)
     torch.testing.assert_close(padded.optimizer.gradient, packed.optimizer.gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_rows_of_all_benches_are_written_anew_and_name_the_code_that_is_newer(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def commit(path: str) -> str:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+        git("add", "-A")
+        git("commit", "-qm", path)
+        return git("rev-parse", "--short=8", "HEAD")
+
+    git("init", "-q")
+    first = commit("README.md")
+    about = {"date": "11-28", "commit": first, "machine": "2 cores of X", "arguments": "--repeats 1"}
+    records = {
+        "engine": about | {"metrics": {m: [1.25, 2.0, 1.5] for bench, m, _ in all_benches.CLAIMS if bench == "engine"}},
+        "delta": about | {"metrics": {m: [159.0] * 3 for bench, m, _ in all_benches.CLAIMS if bench == "delta"}},
+    }
+    page = tmp_path / "page.md"
+    page.write_text(f"above\n{all_benches.BEGIN}| old |\n{all_benches.END}\nbelow\n")
+    all_benches.write_rows(records, page)
+    above, _, _, _, *rows, _, below = page.read_text().splitlines()  # between: marks and the table's head
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert (above, below) == ("above", "below")
+    assert [cell[1] for cell in cells] == ["159 [159, 159]"] * 4 + ["1.58 [1.25, 2.00]"] * 3
+    assert {cell[2] for cell in cells[4:]} == {"`scripts.bench.engine --repeats 1`"}
+    assert {cell[3] for cell in cells} == {f"11-28, {first}, 2 cores of X"}
+
+    assert all_benches.outdated(records, tmp_path) == {}
+    commit("docs/elsewhere.md")
+    newer = [commit(f"actors/engines/{name}.py") for name in "ab"]
+    found = all_benches.outdated(records, tmp_path)
+    assert found.keys() == {"engine"} and [each[:7] for each in found["engine"]] == [each[:7] for each in newer[::-1]]
