@@ -4,7 +4,6 @@ No I/O; time is passed in. All changes go through `GroupManager.commit`, and so 
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from areal_like.wire.groups import Head
 from areal_like.wire.stored import Payload
@@ -18,6 +17,9 @@ from buffer.store import Store
 Filter = Callable[..., str]
 Recorder = Callable[[events.Event, Payload], Payload]
 """Records an event before it is applied. Returns the payload in the form to keep: see `Journal.append`."""
+OnDrop = Callable[[int, Head | None, Payload, str, str], None]
+"""Gets a group that will not be trained: its id, its push (None: there is none), the reason, the actor of the last
+lease or push."""
 
 
 def record_nothing(event: events.Event, payload: Payload) -> Payload:
@@ -25,22 +27,11 @@ def record_nothing(event: events.Event, payload: Payload) -> Payload:
     return payload
 
 
-class Dropped(NamedTuple):
-    """A finished group that will not be trained, the reason, and the actor that rolled it out."""
-
-    head: Head
-    payload: Payload
-    why: str
-    actor: str
-
-
 class GroupManager:
     """Decides what happens to each group.
 
     `batch_policy`, `group_filter`: see `buffer.policies`. `staleness_policy`: what happens to a group that would break
-    the bound, see `serve`. `record` gets every event, `on_drop` every finished group
-    that will not be trained.
-    """
+    the bound, see `serve`. `record` gets every event, `on_drop` every group that will not be trained."""
 
     def __init__(
         self,
@@ -53,7 +44,7 @@ class GroupManager:
         self.bound, self.staleness_policy = bound, staleness_policy
         self.group_filter, self.age = group_filter, age
         self.record: Recorder = record_nothing
-        self.on_drop: Callable[[Dropped], None] = lambda dropped: None
+        self.on_drop: OnDrop = lambda *dropped: None
         self.store = Store(bound)
         entries = self.store.entries
         self.ages = Ages(entries, bound, masks=staleness_policy == "mask_tokens")
@@ -126,9 +117,8 @@ class GroupManager:
     def drop(self, group_id: int, reason: str, detail: str = "") -> None:
         """Any stage → gone, counted under `reason`; its slot is free again. `detail` is for people."""
         entry = self.store.entries[group_id]
-        if entry.head:
-            why = f"{reason}: {detail}" if detail else reason
-            self.on_drop(Dropped(entry.head, entry.payload, why, entry.pushed_by))
+        why = f"{reason}: {detail}" if detail else reason
+        self.on_drop(group_id, entry.head, entry.payload, why, entry.pushed_by or entry.actor)
         self.commit(events.Drop(group_id, reason))
 
     def take_cancels(self) -> list[tuple[str, int, bool]]:
@@ -146,7 +136,7 @@ class GroupManager:
         if self._filters and (reason := self.group_filter(head.rewards, head.lengths)):
             self.commit(events.Push(head, version, actor))  # for readers of the journal; they do not need the payload
             self.commit(events.Filter(entry.id, reason))
-            self.on_drop(Dropped(head, payload, f"filtered: {reason}", actor))
+            self.on_drop(head.id, head, payload, f"filtered: {reason}", actor)
             return True
         if entry.slot == NO_SLOT and not self._wins_place(entry, head):
             self.commit(events.Defer(entry.id))

@@ -18,13 +18,13 @@ from areal_like.wire import messages
 from areal_like.wire.frames import ONLY_THE_LEARNER, SAY_HELLO, Frame, Payloads, Received, WireError
 from areal_like.wire.groups import Head, unpack_heads
 from areal_like.wire.messages import Message
+from areal_like.wire.stored import Payload
 from buffer import checks
 from buffer.deadlines import Deadlines
 from buffer.dispatch import Dispatcher
 from buffer.entries import LEASED, Entry, Stage
 from buffer.evaluation import AnswerResult
 from buffer.events import LeaveOut
-from buffer.groups import Dropped
 from buffer.kept_samples import KeptSamples
 from buffer.peers import Actor
 from buffer.presence import Presence
@@ -353,10 +353,11 @@ class Server:
         """(train steps made, newest version announced to actors)."""
         return self.learner.steps, self.weights.version
 
-    def _on_drop(self, dropped: Dropped) -> None:
-        if dropped.why != "end of run":
-            self.samples.dropped(self._now, *dropped)
-            self.gauges.note_dropped(dropped.why, self.learner.steps, self.groups.bound.groups_per_batch)
+    def _on_drop(self, group: int, head: Head | None, payload: Payload, why: str, actor: str) -> None:
+        if why != "end of run":
+            self.samples.dropped(self._now, group, head, payload, why, actor)
+            if head:
+                self.gauges.note_dropped(why, self.learner.steps, self.groups.bound.groups_per_batch)
 
 
 def _may_push(actor: Actor, entry: Entry | None) -> bool:

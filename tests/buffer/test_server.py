@@ -6,14 +6,18 @@ import random
 import time
 from collections import Counter
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
+from areal_like.config.run_config import load
 from areal_like.run.process import EXIT_STOPPED
+from areal_like.run.samples import read
 from areal_like.wire.link import BusError
 from buffer.entries import LEASED, Stage
 from buffer.events import LeaveOut
 from buffer.fleet import RelayTree
+from buffer.kept_samples import KeptSamples
 from buffer.peers import MOST_FAILED
 from buffer.policies import fifo, in_order, none, zero_variance
 from buffer.rounds import SyncScheduler
@@ -41,14 +45,18 @@ def test_the_first_actor_with_new_weights_leaves_the_others_their_share(schedule
 
 
 @pytest.mark.parametrize("fate", ["failed", "filtered"])
-def test_a_group_that_leaves_untrained_gives_its_slot_to_the_next_prompt(fate: str) -> None:
+def test_a_group_that_leaves_untrained_gives_its_slot_to_the_next_prompt(fate: str, tmp_path: Path) -> None:
     house = House(asynchronous(max_staleness=0), group_filter=zero_variance if fate == "filtered" else none).start()
+    house.server.samples = KeptSamples(tmp_path, load(["base"]).run)
     if fate == "filtered":
         house.finish(0, 0)
         assert house.router.sent[-1] == ("actor-0", "pushed", {"ids": [0]})
         house.server.groups.group_filter = none
     else:
-        house.say("actor-0", "failed", {"id": 0, "reason": "rejected", "detail": ""})
+        house.say("actor-0", "failed", {"id": 0, "reason": "rejected", "detail": "why"})
+    kept, filtered = next(read(tmp_path, ["dropped"])), fate == "filtered"
+    why = "filtered: zero variance" if filtered else "rejected: why"
+    assert (kept.group, kept.why, kept.actor, bool(kept.tokens)) == (0, why, "actor-0", filtered)
     assert sorted(house.leases()) == [0, 1, 2, 3, 4] and house.store.bytes == 0
     for group_id in (1, 2, 3, 4):
         house.finish(group_id, 0)
