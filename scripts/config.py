@@ -22,7 +22,7 @@ from areal_like.config.schema import RANGES, SECTIONS, Config
 from areal_like.config.signatures import REQUIRED, Knob, signature
 from areal_like.places import CONFIGS
 
-from .console.arguments import command, refuse
+from .console.arguments import command, refusing
 from .console.output import console
 
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[a-z_]+): *(?P<value>\{[^#]*\}|[^#]*?) *(# *(?P<comment>.*))?$")
@@ -61,15 +61,16 @@ def of_fields(title: str, fields: Iterable[dataclasses.Field[Any]], base: Base, 
 
 
 def component(kind: str, name: str, seen: dict[Row | str, str] | None = None) -> str:
-    """A component, e.g. `loss`, `dg`. A row or text in `seen` is replaced by the name of the first component that has
-    it. Raises ConfigError."""
+    """A component, e.g. `loss`, `dg`. A row or paragraph in `seen` is that of the first component that has it, which is
+    named for it. Raises ConfigError."""
     found, seen, owners = described(kind, name), {} if seen is None else seen, dict[str, list[Row]]()
     for row in rows_of(found.knobs):
         owners.setdefault(seen.setdefault(row, name), []).append(row)
     own = owners.pop(name, [])
     shared = [f"As {other}: {', '.join(f'`{row[0]}`' for row in rows)}.\n" for other, rows in owners.items()]
-    text = re.sub(r"^ {4,}", "", found.docstring, flags=re.MULTILINE)  # no code
-    text = text if seen.setdefault(text, name) == name else f"See {seen[text]}."
+    paragraphs = re.sub(r"^ {4,}", "", found.docstring, flags=re.MULTILINE).split("\n\n")  # no code
+    new = [each for each in paragraphs if seen.setdefault(each, name) == name]
+    text = "\n\n".join(new or [f"See {seen[paragraphs[0]]}."])
     return "\n".join([f"### {kind}: {name}\n", *([table(own)] if own or not shared else []), *shared, f"{text}\n"])
 
 
@@ -122,8 +123,10 @@ def part(name: str, base: Base) -> Iterator[str]:
         if not found:
             yield component(kind, rest)
     else:
-        known = [*SECTIONS, *COMPONENTS, *base, *(f"{kind}.{each}" for kind in COMPONENTS for each in COMPONENTS[kind])]
+        parts = [(kind, each) for kind in COMPONENTS for each in COMPONENTS[kind]]
+        known = [*SECTIONS, *COMPONENTS, *base, *(f"{kind}.{each}" for kind, each in parts)]
         known += [f"{file.parent.name}.{file.stem}" for file in CONFIGS.glob("*/*.yaml")]
+        known += [f"{kind}.{knob}" for kind, each in parts for knob in described(kind, each).knobs]
         ends = next((each for each in known if each.endswith(f".{name.replace('=', '.')}")), None)
         hint = f" Did you mean {ends!r}?" if ends else key_hint(name.replace("=", "."), known)
         raise ConfigError(f"a config has no part {name!r}.{hint}")
@@ -170,10 +173,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help="e.g. learner, loss.dg, buffer, run.steps")
     args = parser.parse_args(argv)
     base, out = said((CONFIGS / "base.yaml").read_text(encoding="utf-8")), console()
-    try:
+    with refusing():
         found = [text for name in args.parts for text in part(name, base)]
-    except ConfigError as error:
-        refuse(error)
     for text in found:
         out.print(Markdown(text))
     if not args.parts:

@@ -60,7 +60,8 @@ def signature(target: str) -> Signature:
         return own
     bases = [_of_base(home, base) for base in passed_on]
     inherited = {knob: known for base in reversed(bases) for knob, known in base.knobs.items()}
-    return replace(own, knobs=inherited | own.knobs, takes_any=any(base.takes_any for base in bases))
+    text = "\n\n".join(filter(None, [own.docstring, *(base.docstring for base in bases if base.knobs)]))
+    return replace(own, knobs=inherited | own.knobs, takes_any=any(base.takes_any for base in bases), docstring=text)
 
 
 def _called_with_rest(init: _Function) -> list[ast.expr]:

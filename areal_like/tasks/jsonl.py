@@ -27,7 +27,7 @@ THOUGHT = "</think>"
 
 
 class Jsonl(FileTask):
-    """Prompts and answers. Knobs of the data: see `areal_like.tasks.rows.FileTask`.
+    """Prompts and answers.
 
     columns: {prompt: ..., answer: ..., tools: ..., template: ...}, names in the data where they differ. A prompt is a
         text, or with `chat_template` also a list of messages `{role, content}`; a last one of the assistant's begins
@@ -40,7 +40,7 @@ class Jsonl(FileTask):
         not set are the row's other columns of that name; a function with `**` gets all of them.
     reward_weights: {name: weight} of a reward's parts, each 1 if not given: their weighted sum is trained.
     answer_after: the reward gets the text behind the last of these, and none where there is none: so thoughts are not
-        graded. By default "</think>" where the chat template mentions it, and then all of an answer without thoughts;
+        graded. By default `</think>` where the chat template mentions it, and then all of an answer without thoughts;
         "": the reward gets everything.
     """
 
@@ -104,7 +104,7 @@ class Jsonl(FileTask):
     def _row(self, place: str, fields: Mapping[str, object]) -> Row:
         key, answered = self._names["prompt"], self._names["answer"]
         if missing := [name for name in self._needed if name not in fields]:
-            raise ValueError(f"{place}: no {missing[0]!r}; the keys are {', '.join(fields)}")
+            raise ValueError(f"{place}: no {missing[0]!r}; the keys are {', '.join(fields)}: see task.columns")
         prompt = checked_prompt(place, key, fields[key], self._chat)
         try:
             answer = in_words(fields.get(answered, ""))

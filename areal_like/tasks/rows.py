@@ -114,7 +114,6 @@ class TaskOfRows:
 
 class FileTask(TaskOfRows, TextTask, ABC):
     """The base of tasks of records, which `_row` reads by knobs that a subclass sets before it calls this `__init__`.
-    Knobs of the text: see `areal_like.tasks.text`.
 
     path: a file (.jsonl, .csv, .parquet), a folder (of `save_to_disk`, or of data files), or a data set's name on the
         Hugging Face Hub, as ORG/NAME or ORG/NAME@REVISION. Of the last two, split (null: "train") of the

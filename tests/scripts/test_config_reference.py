@@ -53,6 +53,7 @@ def test_every_loss_has_its_paper() -> None:
         (["run.steps", "buffer", "learner.lora"], ["train steps to make", "heartbeat_timeout", "rank"]),
         (["loss.dg", "learner.lr"], ["gate_temperature", "[0, inf)"]),
         (["algorithm=grpo"], ["2402.03300", "0.04"]),
+        (["sampling", "task.jsonl"], ["</answer>", "</think>", "max_prompt_tokens: a longer prompt", "save_to_disk"]),
     ],
 )
 def test_parts_are_shown(capsys: pytest.CaptureFixture, parts: list[str], shown: list[str]) -> None:
@@ -62,7 +63,8 @@ def test_parts_are_shown(capsys: pytest.CaptureFixture, parts: list[str], shown:
 
 
 def test_a_wrong_part_gets_the_nearest(capsys: pytest.CaptureFixture) -> None:
-    for wrong, near in {"los": "loss", "grpo": "algorithm.grpo", "learning_rate": "learner.lr"}.items():
+    cases = {"los": "loss", "grpo": "algorithm.grpo", "learning_rate": "learner.lr", "ess_scale": "learner.ess_scale"}
+    for wrong, near in cases.items():
         with pytest.raises(SystemExit):
             config.main([wrong])
         assert near in capsys.readouterr().err
