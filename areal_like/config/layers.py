@@ -168,6 +168,8 @@ def parse_override(text: str) -> tuple[str, Value]:
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{text!r}: the value is not valid yaml: {' '.join(str(error).split())}", key) from None
     found = _read_values(cast(Tree, parsed)["value"])
+    if close := [each for each in found if ":" in str(each) and found[each] is None] if isinstance(found, dict) else []:
+        raise ConfigError(f"{key}: got the key {close[0]!r} without a value, expected a space behind its colon", key)
     return key, value if key in TEXTS and not isinstance(found, str | None) else found
 
 

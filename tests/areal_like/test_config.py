@@ -188,6 +188,7 @@ REFUSED: list[tuple[str, list[str]]] = [
     ("learner.num_minibatch_epochs", ["loss=dg", "learner.num_minibatch_epochs=2"]),
     ("learner.kl_reward", [MAXRL, "learner.kl_reward=0.1"]),
     ("learner.overlong_penalty", [MAXRL, "learner={overlong_penalty: 1, overlong_limit: 8}"]),
+    ("learner.lora", ["learner.lora={rank:16}"]),
     ("learner.router_replay", ["learner.router_replay=true"]),
     ("learner.router_replay", ["learner.router_replay=true", "learner.compile=true"]),
     ("learner.router_replay", ["learner.router_replay=true", "engine=timed"]),
