@@ -1,9 +1,9 @@
 """Evaluate a model: `areal-like eval MODEL [SET ...] [--against OTHER]`.
 
-MODEL is a run's folder, one of its checkpoints (`RUN/checkpoints/step-N`), or a Hugging Face folder. A SET is a file of
-prompts and answers, a task's name (its held-out rows) or a spec (`{name: jsonl, path: test.jsonl, reward: exact}`);
-without one: the run's own, in its own workflow. pass@k is unbiased (Chen et al., arXiv 2107.03374), intervals (95 %)
-are over prompts. `--against OTHER` asks a second model the same, and tests the differences by prompt.
+MODEL is a run's folder, one of its checkpoints (`RUN/checkpoints/step-N`), or a Hugging Face folder. A SET is a file
+(read and asked as the run's own), a task's name (its held-out rows) or a spec (`{name: jsonl, path: a.csv, reward:
+exact}`); without one: the run's own. pass@k is unbiased (Chen et al., arXiv 2107.03374), intervals (95 %) are over
+prompts. `--against OTHER` asks a second model the same, and tests the differences by prompt.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ import numpy as np
 
 from areal_like import estimates
 from areal_like.config import run_config as configs
-from areal_like.config.heldout import heldout_workflow
+from areal_like.config.heldout import heldout_workflow, task_spec
 from areal_like.config.layers import parse_override
 from areal_like.config.registry import bind, build, knobs
 from areal_like.config.run_config import ConfigError
 from areal_like.config.schema import OWN
 from areal_like.config.signatures import REQUIRED
 from areal_like.errors import EpisodeError, UserError
+from areal_like.hub import LOCAL
 from areal_like.run import checkpoints
 from areal_like.run.run_folder import CONFIG
 from areal_like.stops import NO_STOPS, Stops, stops_of
@@ -147,15 +148,15 @@ def run_of(given: Path) -> configs.Config | None:
     return None
 
 
-def spec_of(text: str, model: Path) -> dict[str, Any]:
-    """The task's spec of a SET, with the model's tokenizer where it needs one and names none. Raises ConfigError."""
+def spec_of(text: str, model: Path, run: configs.Config | None) -> dict[str, Any]:
+    """The task's spec of a SET: a file is read like that of the `run`, with the model's tokenizer; another task gets
+    it if it needs one and names none. Raises ConfigError."""
     value: Any = parse_override(f"set={text}")[1]
-    if isinstance(value, str):
-        if value.endswith(".jsonl") and not Path(value).is_file():
-            raise ConfigError(f"{text}: no file of that name")
-        value = {"name": "jsonl", "path": value} if value.endswith(".jsonl") else {"name": value}
+    if isinstance(value, str) and value.endswith(LOCAL):
+        return {**(task_spec(run, value) if run else {"name": "jsonl", "path": value}), "tokenizer": str(model)}
+    value = {"name": value} if isinstance(value, str) else value
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise ConfigError(f"{text}: a set is FILE.jsonl, a task's name, or {{name: ..., knobs}}")
+        raise ConfigError(f"{text}: a set is FILE.jsonl (.csv, .parquet), a task's name, or {{name: ..., knobs}}")
     needs = knobs("task", value["name"]).get("tokenizer") is REQUIRED
     return {"tokenizer": str(model)} | value if needs else value
 
@@ -164,10 +165,9 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
     """Raises ConfigError, ValueError, OSError."""
     run, found = run_of(args.model), []
     stops, longest = (stops_of(run.sampling), run.sampling.max_new_tokens) if run else (NO_STOPS, None)
-    if not args.sets and run is None:
-        raise ConfigError(f"{args.model} is no run's folder: name a set, e.g. test.jsonl")
     if not args.sets:
-        assert run
+        if run is None:
+            raise ConfigError(f"{args.model} is no run's folder: name a set, e.g. test.jsonl")
         task = build("task", run.task, run.run.seed)
         workflow = bind("workflow", heldout_workflow(run))
         for name, rows in own_rows(run, task, args.prompts).items():
@@ -175,13 +175,12 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
             tokenized = "tokenizer" in str(run.task)  # a mixture names it in its tasks
             found.append(Question(title, task, rows, workflow, tokenized, stops, longest))
     for text in args.sets:
-        spec = spec_of(text, model)
+        spec = spec_of(text, model, run)
         task = build("task", spec, args.seed)
-        whole = text.endswith(".jsonl")
-        splits = ("heldout", "train") if whole else ("heldout",)
-        rows = [(split, row) for split in splits for row in range(task.size(split))]
+        whole = text.endswith(LOCAL)
+        rows = [(split, row) for split in (OWN, "train")[: 1 + whole] for row in range(task.size(split))]
         rows = rows[: args.prompts or (None if whole else 256)]
-        workflow = bind("workflow", {"name": "single_turn"})
+        workflow = bind("workflow", heldout_workflow(run) if run and whole else {"name": "single_turn"})
         found.append(Question(text, task, rows, workflow, "tokenizer" in spec, stops, longest))
     return found
 
@@ -333,7 +332,7 @@ def show_differences(title: str, results: Mapping[str, Mapping[str, Any]]) -> No
 def main(argv: list[str] | None = None) -> int:
     parser = command("eval", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a run's folder, or a model's (config.json)")
-    parser.add_argument("sets", nargs="*", metavar="SET", help="FILE.jsonl, a task's name, or {name: ..., knobs}")
+    parser.add_argument("sets", nargs="*", metavar="SET", help="a file, a task's name, or {name: ..., knobs}")
     parser.add_argument("--against", type=Path, metavar="OTHER", help="a run's or a model's folder: compare with it")
     parser.add_argument("--prompts", type=positive, help="prompts per set (default: all of a file, else 256)")
     parser.add_argument("--samples", type=positive, default=1, help="answers per prompt (default: 1)")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from areal_like.config.registry import ConfigError, as_spec, check, check_knobs, within
 from areal_like.config.schema import OWN, Config, Knobs
+from areal_like.hub import LOCAL
 
 
 def eval_set(
@@ -38,8 +39,8 @@ def _with_knobs(spec: Knobs, knobs: Knobs) -> Knobs:
 
 
 def task_spec(config: Config, given: str | Mapping[str, object]) -> Knobs:
-    """The spec of a set's task. FILE.jsonl is read like the run's own file, or with the run's tokenizer."""
-    if not isinstance(given, str) or not given.endswith(".jsonl"):
+    """The spec of a set's task. A file is read like the run's own one, or with the run's tokenizer."""
+    if not isinstance(given, str) or not given.endswith(LOCAL):
         return as_spec(given)
     task = as_spec(config.task)
     if task["name"] == "jsonl":
@@ -85,7 +86,7 @@ def _check_task(config: Config, given: object, members: list[str]) -> None:
     if given is None or given in members:
         return
     if not isinstance(given, str | Mapping):
-        raise ConfigError(f"task: got {given!r}, expected FILE.jsonl, a task's name or {{name: ..., knobs}}")
-    if isinstance(given, str) and given.endswith(".jsonl") and not Path(given).is_file():
+        raise ConfigError(f"task: got {given!r}, expected a file, a task's name or {{name: ..., knobs}}")
+    if isinstance(given, str) and given.endswith(LOCAL) and not Path(given).is_file():
         raise ConfigError(f"task: there is no file {given!r}")
     check("task", task_spec(config, given))

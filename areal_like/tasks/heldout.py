@@ -10,6 +10,7 @@ from areal_like.config.registry import ConfigError, build
 from areal_like.config.run_config import Config
 from areal_like.config.schema import OWN
 from areal_like.estimates import powers
+from areal_like.hub import LOCAL
 from areal_like.interfaces import Task
 from areal_like.tasks.mixture import refuse_other_tokens
 from areal_like.types import Prompt
@@ -78,7 +79,7 @@ def _rows_of(config: Config, task: Task, name: str, spec: Mapping[str, object]) 
     assert isinstance(given, str | Mapping)
     built: Task = build("task", task_spec(config, given), config.run.seed)
     refuse_other_tokens(task, built, f"eval.sets.{name}.task: it and the run's task")
-    whole = isinstance(given, str) and given.endswith(".jsonl")
+    whole = isinstance(given, str) and given.endswith(LOCAL)
     rows = [(split, row) for split in ((OWN, "train") if whole else (OWN,)) for row in range(built.size(split))]
     return built, rows[: most if isinstance(most, int) else (None if whole else config.eval.prompts)]
 

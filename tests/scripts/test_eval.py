@@ -106,6 +106,17 @@ def test_a_file_is_asked_whole_and_greedily(model: Path, rows: Path, tmp_path: P
     assert found["samples"] == 1 and max(each["lengths"][0] for each in found["answers"]) <= 5
 
 
+def test_a_file_is_asked_as_the_rows_of_the_run(model: Path, rows: Path, tmp_path: Path) -> None:
+    final, more = shutil.copytree(model, tmp_path / "run" / "checkpoints" / "final"), tmp_path / "more.csv"
+    task = f"{{name: jsonl, path: {rows}, columns: {{prompt: q}}, reward: '{graders.__name__}:short', max_tokens: 5}}"
+    config = configs.load(["base", f"model={model}", f"task={task}", f"task.tokenizer={model}"])
+    configs.save(config, final.parents[1] / "config.yaml")
+    more.write_text("q,answer\n" + "\n".join(f"{i}?,x" for i in range(6)))
+    found = figures(str(tmp_path / "run"), str(more), "--samples", "2", at=tmp_path)[str(more)]["answers"]
+    assert len(found) == 6 and max(max(each["lengths"]) for each in found) <= 5
+    assert [[graders.short("", text) for text in each["texts"]] for each in found] == [a["rewards"] for a in found]
+
+
 def test_another_model_is_asked_the_same_and_compared(
     model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
