@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from areal_like.hub import SNAPSHOT
 from areal_like.models.causal_lm import layers_of
 from learners.sharding import LazyWeights
 
@@ -44,6 +45,8 @@ class Adapters:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._wrapped = peft.get_peft_model(model, config).eval()
+        if found := SNAPSHOT.search(config.base_model_name_or_path or ""):  # its name holds on other machines, too
+            config.base_model_name_or_path, config.revision = f"{found[2]}/{found[3]}", found[4]
         for module in [module for layer in layers_of(model) for module in layer.modules()]:
             if hold_in and isinstance(module, nn.Linear) and not module.weight.requires_grad:
                 module.weight.data = module.weight.data.to(hold_in)
@@ -70,7 +73,7 @@ class Adapters:
     def save(self, folder: str, weights: dict[str, Tensor]) -> None:
         """Write `weights`, whole ones of all names in `trained`, as peft's folder
         (`PeftModel.from_pretrained(base, folder)`)."""
-        self._wrapped.save_pretrained(folder, state_dict=weights)
+        self._wrapped.save_pretrained(folder, state_dict=weights, save_embedding_layers=False)
 
 
 class Merged(LazyWeights):

@@ -83,10 +83,12 @@ def test_merged_weights_compute_what_the_adapters_do(tmp_path):
     """In float32 the two agree up to rounding; in bfloat16 they differ by far less than training moved them."""
     import peft
 
-    path = write_folder(tmp_path / "base", "llama")
+    path = write_folder(tmp_path / "models--org--name" / "snapshots" / ("0" * 40), "llama")
     learner = learner_of(path, lora=LORA, publish_dtype="float32")
     learner.train(batch_of(0))
     learner.save(str(tmp_path / "out"))
+    written = json.loads((tmp_path / "out" / "adapter" / "adapter_config.json").read_bytes())
+    assert (written["base_model_name_or_path"], written["revision"]) == ("org/name", "0" * 40)
     tokens = torch.arange(3, 40)[None]
     learner.model.set_attn_implementation("eager")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
