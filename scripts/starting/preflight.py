@@ -122,7 +122,8 @@ def check_devices(config: Config, stated: Gpus | None) -> None:
     key, gpus = f"{asked[0]}.device", stated or gpus_here()
     if not gpus.count:
         why = "torch sees no CUDA device (see nvidia-smi)" if gpus.cuda else "this torch is built without CUDA"
-        raise ConfigError(f"{key}=cuda: {why}; make one visible, or set {key}=cpu", key)
+        remedy = f"{key}=cpu" if config.gpu in (None, "none") else "gpu=none"
+        raise ConfigError(f"{key}=cuda: {why}; make one visible, or set {remedy}", key)
 
 
 def check_workflows(config: Config) -> None:
