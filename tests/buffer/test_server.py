@@ -6,7 +6,6 @@ import random
 import time
 from collections import Counter
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 
@@ -45,7 +44,7 @@ def test_the_first_actor_with_new_weights_leaves_the_others_their_share(schedule
 
 
 @pytest.mark.parametrize("fate", ["failed", "filtered"])
-def test_a_group_that_leaves_untrained_gives_its_slot_to_the_next_prompt(fate: str, tmp_path: Path) -> None:
+def test_a_group_that_leaves_untrained_gives_its_slot_to_the_next_prompt(fate: str, tmp_path) -> None:
     house = House(asynchronous(max_staleness=0), group_filter=zero_variance if fate == "filtered" else none).start()
     house.server.samples = KeptSamples(tmp_path, load(["base"]).run)
     if fate == "filtered":
