@@ -83,6 +83,7 @@ def test_a_small_batch_by_hand():
         Group(1, [sample(0.5, [(3, 2)], trained=1), sample(0.5, [(3, 1), (4, 1)])]),
     ]
     groups[0].samples[0].parts, groups[1].samples[1].parts = {"form": 0.5, "right": 3.0}, {"form": 1.0}
+    groups[0].samples[1].finish = "length"
     metrics = batch_metrics(Batch(7, 5, groups))
     assert metrics == {
         "reward/mean": 0.5,
@@ -93,6 +94,7 @@ def test_a_small_batch_by_hand():
         "response_length/mean": 3.0,
         "response_length/p95": pytest.approx(4.7),
         "response_length/max": 5,
+        "response_length/cut_share": 0.25,
         "tokens": 11,
         "staleness/mean": 2.0,
         "staleness/max": 3,
