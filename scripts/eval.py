@@ -332,7 +332,7 @@ def show_differences(title: str, results: Mapping[str, Mapping[str, Any]]) -> No
 def main(argv: list[str] | None = None) -> int:
     parser = command("eval", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a run's folder, or a model's (config.json)")
-    parser.add_argument("sets", nargs="*", metavar="SET", help="a file, a task's name, or {name: ..., knobs}")
+    parser.add_argument("sets", nargs="*", metavar="SET", help="a file (as the run's), a task's name, or {name: ...}")
     parser.add_argument("--against", type=Path, metavar="OTHER", help="a run's or a model's folder: compare with it")
     parser.add_argument("--prompts", type=positive, help="prompts per set (default: all of a file, else 256)")
     parser.add_argument("--samples", type=positive, default=1, help="answers per prompt (default: 1)")

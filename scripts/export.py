@@ -4,7 +4,6 @@ It is the model of the run's end, or else of its newest checkpoint; with `--best
 Beside the weights, in the published dtype, it has the tokenizer with its chat template and the generation config.
 """
 
-import argparse
 import os
 import shutil
 import sys
@@ -56,7 +55,6 @@ def export(run: Path, target: Path, best: bool = False) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     parser = command("export", __doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
     parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a new folder")
     parser.add_argument("--best", action="store_true", help="the model of the best checkpoint (checkpoint.best)")
