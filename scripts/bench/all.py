@@ -38,21 +38,20 @@ BENCHES = {
 }
 """Bench → arguments with `--quick` and without, code that it measures."""
 CLAIMS = (
-    ("modes", "async1_over_sync_longtail", "Async η = 1 over sync, long-tailed lengths, trained samples per second"),
+    ("modes", "async1_over_sync_longtail", "Async η = 1 over sync, long-tailed lengths, samples per second"),
     ("modes", "async4_over_sync_longtail", "Async η = 4 over sync"),
-    ("modes", "samples_error_max", "Error of simulated samples per second, relative, the largest of these modes"),
-    ("modes", "idle_error_max", "Error of simulated idle shares"),
-    ("buffer", "tcp_over_raw_zmq", "**Goal missed** (0.7): the buffer over a raw ZeroMQ proxy, samples per second"),
+    ("modes", "samples_error_max", "Largest error of the simulator's samples per second, relative"),
+    ("buffer", "tcp_over_raw_zmq", "**Goal missed** (0.7): buffer over raw ZeroMQ proxy, samples per second"),
     ("buffer", "tcp_over_mp_queue", "**Goal missed** (2): over `multiprocessing.Queue`"),
     ("buffer", "fsync_over_off", "`journal=fsync` over none (goal 0.6)"),
-    ("buffer", "ack_p99_ms", "Milliseconds from push to acknowledgement, p99 under full load"),
-    ("delta", "ratio_1pct", "Bytes of whole weights over those of a delta, 1 % changed"),
-    ("delta", "ratio_01pct", "0.1 % changed"),
-    ("delta", "encode_over_memcpy", "Processor time to encode 1 % with its digest, over that of a copy"),
-    ("delta", "apply_over_memcpy", "To apply it"),
-    ("learner", "packed_over_padded", "Train step, packed over padded, tokens per second (goal 2)"),
-    ("engine", "engine_over_generate", "Embedded engine over `generate`, equal lengths, tokens per second"),
-    ("engine", "engine_over_generate_longtail", "Log-normal lengths"),
+    ("buffer", "ack_p99_ms", "Push to acknowledgement under full load, p99, ms"),
+    ("delta", "ratio_1pct", "Whole weights over a delta, 1 % changed, bytes"),
+    ("delta", "ratio_01pct", "The same, 0.1 % changed"),
+    ("delta", "encode_over_memcpy", "Encoding 1 % with its digest over copying, processor time"),
+    ("delta", "apply_over_memcpy", "Applying it over copying"),
+    ("learner", "packed_over_padded", "Train step packed over padded, tokens per second (goal 2)"),
+    ("engine", "engine_over_generate", "Engine over `generate`, equal lengths, tokens per second"),
+    ("engine", "engine_over_generate_longtail", "The same, log-normal lengths"),
     ("engine", "invariant_over_engine", "`batch_invariant` over the engine without it"),
 )  # fmt: skip
 """Bench, metric, claim."""
@@ -74,13 +73,14 @@ def measured(name: str, arguments: str) -> dict[str, list[float]]:
 
 
 def write_rows(records: Mapping[str, Any], page: Path) -> None:
-    """Replace what is between the marks of the page."""
-    rows = []
+    """Replace what is between the marks of the page. Command and origin are in a bench's first row."""
+    rows, above = list[list[Any]](), ""
     for name, metric, claim in CLAIMS:
         if record := records.get(name):
-            origin = "{date}, {commit}, {machine}".format(**record)
             used = f"`scripts.bench.{name} {record['arguments']}`".replace(" `", "`")
-            rows.append((claim, bootstrap(record["metrics"][metric]), used, origin))
+            origin = ["", ""] if name == above else [used, "{date}, {commit}, {machine}".format(**record)]
+            rows.append([claim, bootstrap(record["metrics"][metric]), *origin])
+            above = name
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     made = markdown_table(["claim", "figure", "command", "date, commit, machine"], rows)
     page.write_text(f"{before}{BEGIN}{made}{END}{rest.partition(END)[2]}", encoding="utf-8")
@@ -106,7 +106,7 @@ def origin(name: str) -> dict[str, str]:
     if changed := git(REPOSITORY, "diff", "--name-only", "HEAD", "--", *code(name)).split():
         raise RuntimeError(f"{name}: got changes in {', '.join(changed)}, expected none; commit them first")
     model = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    machine = f"{cores()} cores of {model[1] if model else 'an unknown CPU'}"
+    machine = f"{cores()} × {re.sub(r'[(]R[)]| Processor| CPU', '', model[1]) if model else 'an unknown CPU'}"
     commit = git(REPOSITORY, "rev-parse", "--short=8", "HEAD")
     return {"date": f"{datetime.now(UTC):%m-%d}", "commit": commit, "machine": machine}
 

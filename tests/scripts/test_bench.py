@@ -18,7 +18,7 @@ from areal_like.config import run_config as configs
 from learners.advantages import group
 from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
-from scripts.bench import all as all_benches
+from scripts.bench import all as bench_all
 from scripts.bench import gpu, learner, modes, pretrained
 from tests.forked import Command
 from tests.learners.batches import make_batch, tiny_model
@@ -133,7 +133,7 @@ def test_padding_changes_the_time_and_not_the_gradient(monkeypatch: pytest.Monke
     torch.testing.assert_close(padded.optimizer.gradient, packed.optimizer.gradient, rtol=1e-3, atol=1e-5)
 
 
-def test_rows_of_all_benches_are_written_anew_and_name_the_code_that_is_newer(tmp_path: Path) -> None:
+def test_rows_of_all_benches_are_written_and_name_older_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*words: str) -> str:
         command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
@@ -145,25 +145,36 @@ def test_rows_of_all_benches_are_written_anew_and_name_the_code_that_is_newer(tm
         git("commit", "-qm", path)
         return git("rev-parse", "--short=8", "HEAD")
 
-    git("init", "-q")
-    first = commit("README.md")
-    about = {"date": "11-28", "commit": first, "machine": "2 cores of X", "arguments": "--repeats 1"}
-    records = {
-        "engine": about | {"metrics": {m: [1.25, 2.0, 1.5] for bench, m, _ in all_benches.CLAIMS if bench == "engine"}},
-        "delta": about | {"metrics": {m: [159.0] * 3 for bench, m, _ in all_benches.CLAIMS if bench == "delta"}},
-    }
-    page = tmp_path / "page.md"
-    page.write_text(f"above\n{all_benches.BEGIN}| old |\n{all_benches.END}\nbelow\n")
-    all_benches.write_rows(records, page)
-    above, _, _, _, *rows, _, below = page.read_text().splitlines()  # between: marks and the table's head
-    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    assert (above, below) == ("above", "below")
-    assert [cell[1] for cell in cells] == ["159 [159, 159]"] * 4 + ["1.58 [1.25, 2.00]"] * 3
-    assert {cell[2] for cell in cells[4:]} == {"`scripts.bench.engine --repeats 1`"}
-    assert {cell[3] for cell in cells} == {f"11-28, {first}, 2 cores of X"}
+    def cells() -> list[list[str]]:
+        above, _, _, _, *rows, _, below = page.read_text().splitlines()  # between: marks and the table's head
+        assert (above, below) == ("above", "below")
+        return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
-    assert all_benches.outdated(records, tmp_path) == {}
-    commit("docs/elsewhere.md")
+    def ended(command: list[str]) -> None:
+        if "scripts.bench.engine" in command:
+            raise RuntimeError("a bench that fails")
+        Path(command[-1]).write_text(json.dumps(dict.fromkeys(metrics["delta"], 160)))
+
+    git("init", "-q")
+    first, page, data = commit("README.md"), tmp_path / "docs/results.md", tmp_path / "docs/data/bench.json"
+    metrics = {name: [metric for bench, metric, _ in bench_all.CLAIMS if bench == name] for name in ("delta", "engine")}
+    about = {"date": "11-28", "commit": first, "machine": "2 × X", "arguments": "--repeats 1"}
+    found = {name: about | {"metrics": {key: [1.25, 2.0, 1.5] for key in metrics[name]}} for name in metrics}
+    data.parent.mkdir(parents=True)
+    data.write_text(json.dumps(found))
+    page.write_text(f"above\n{bench_all.BEGIN}| old |\n{bench_all.END}\nbelow\n")
+    bench_all.write_rows(found, page)
+    assert [cell[1] for cell in cells()] == ["1.58 [1.25, 2.00]"] * 7
+    origins = [[f"`scripts.bench.{name} --repeats 1`", f"11-28, {first}, 2 × X"] for name in metrics]
+    assert [cell[2:] for cell in cells()] == [origins[0], *[["", ""]] * 3, origins[1], *[["", ""]] * 2]
+
+    assert bench_all.outdated(found, tmp_path) == {}
     newer = [commit(f"actors/engines/{name}.py") for name in "ab"]
-    found = all_benches.outdated(records, tmp_path)
-    assert found.keys() == {"engine"} and [each[:7] for each in found["engine"]] == [each[:7] for each in newer[::-1]]
+    assert {name: len(commits) for name, commits in bench_all.outdated(found, tmp_path).items()} == {"engine": 2}
+
+    monkeypatch.setattr(bench_all, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(bench_all, "ended", ended)
+    monkeypatch.setattr("sys.argv", ["all", "--quick", "--only", "engine", "delta"])
+    assert bench_all.main() == 1
+    assert [cell[1] for cell in cells()] == ["160 [160, 160]"] * 4 + ["1.58 [1.25, 2.00]"] * 3
+    assert [json.loads(data.read_text())[name]["commit"] for name in metrics] == [newer[1], first]
