@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from buffer.entries import LEASED, NO_SLOT, UNFINISHED, Entries, Entry, Stage
+from buffer.entries import LEASED, NO_SLOT, SERVED, UNFINISHED, WAITING, Entries, Entry
 from buffer.events import Settle
 from buffer.policies import WAIT_FOR_GAPS, Waiting
 from buffer.staleness import Bound, Slots
@@ -28,7 +28,7 @@ class Ages:
 
     def limiting_version(self, entry: Entry) -> float:
         """The version that decides how long a group can still wait."""
-        if entry.stage is Stage.WAITING and entry.head:
+        if entry.stage is WAITING and entry.head:
             return entry.head.newest if self._masks else entry.head.oldest
         if entry.slot != NO_SLOT and not self._masks and entry.stage in LEASED:
             return entry.lease_version
@@ -92,9 +92,9 @@ class Chooser:
         make a batch."""
         bound, entries = self._bound, self._entries
         want, version, end = bound.batches.size(batch), bound.batch_version(batch), bound.batches.first(batch + 1)
-        if entries.count(Stage.WAITING) < want:
+        if entries.count(WAITING) < want:
             return ()
-        candidates = entries.of(Stage.WAITING)
+        candidates = entries.of(WAITING)
         if self._waits_for_gaps:  # it always takes the lowest slots
             if (gap := entries.lowest_open(self._slots.free)) is not None and gap[0] < end:
                 return ()
@@ -127,11 +127,11 @@ class Chooser:
                 entry.id,
                 entry.slot,
                 self._bound.deadline(self._ages.limiting_version(entry)),
-                here=entry.stage is Stage.WAITING,
+                here=entry.stage is WAITING,
                 running=entry.stage in LEASED,
             )
             for entry in self._entries.values()
-            if entry.stage is not Stage.SERVED and entry.slot != NO_SLOT
+            if entry.stage is not SERVED and entry.slot != NO_SLOT
         ]
 
 

@@ -12,7 +12,7 @@ from areal_like.wire import messages
 from areal_like.wire.frames import Frame
 from areal_like.wire.groups import pack_heads
 from areal_like.wire.stored import load
-from buffer.entries import LEASED, UNFINISHED, Entry, Stage
+from buffer.entries import DEFERRED, LEASED, QUEUED, UNFINISHED, Entry
 from buffer.evaluation import Evaluation
 from buffer.events import Open, Readmit
 from buffer.gauges import Gauges
@@ -81,7 +81,7 @@ class Dispatcher:
         if self.peers.phase.started_at is None or self.peers.phase.finishing or self.outbox.blocked:
             return
         store = self.groups.store
-        running, queued = store.entries.count(*LEASED), store.entries.count(Stage.QUEUED)
+        running, queued = store.entries.count(*LEASED), store.entries.count(QUEUED)
         view = self._view(self.peers.weights.version, running)
         to_start = view.room + queued + self.scheduler.wants_redundant(view)
         if not to_start:
@@ -179,7 +179,7 @@ class Dispatcher:
         """The smallest size of this batch that trains all deferred and redundant groups before the data ends."""
         if self.last_batch is None or self.last_batch <= batch:
             return 0
-        waiting = self.groups.store.entries.count(Stage.DEFERRED) + len(self.groups.store.entries.redundant)
+        waiting = self.groups.store.entries.count(DEFERRED) + len(self.groups.store.entries.redundant)
         return math.ceil(waiting / (self.last_batch - batch))
 
     def _view(self, version: int, running: int) -> View:
@@ -189,8 +189,8 @@ class Dispatcher:
         if room > 0 and store.slots.next >= self.groups.bound.batches.end:
             self._open_batch()
             room = self.groups.room(version)
-        in_flight = running + store.entries.count(Stage.QUEUED)  # started, and the next to get a lease
-        return View(room, in_flight, store.entries.count(Stage.DEFERRED), partial(self._round, version))
+        in_flight = running + store.entries.count(QUEUED)  # started, and the next to get a lease
+        return View(room, in_flight, store.entries.count(DEFERRED), partial(self._round, version))
 
     def _round(self, version: int) -> Round:
         store, batches, steps = self.groups.store, self.groups.bound.batches, self.peers.learner.steps

@@ -1,7 +1,10 @@
 """The active groups: each with its stage, slot, lease and payload; and their index by stage, holder and slot."""
 
+from __future__ import annotations
+
 import heapq
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from itertools import chain
 
@@ -27,8 +30,9 @@ class Stage(StrEnum):
     SERVED = "served"
 
 
-LEASED = (Stage.RUNNING, Stage.REDUNDANT, Stage.RECALLED)
-UNFINISHED = dict.fromkeys((*LEASED, Stage.QUEUED))  # a set in order
+DEFERRED, QUEUED, RUNNING, REDUNDANT, RECALLED, WAITING, SERVED = Stage  # `Stage.QUEUED` takes 0.1 µs with Python 3.11
+LEASED = (RUNNING, REDUNDANT, RECALLED)
+UNFINISHED = dict.fromkeys((*LEASED, QUEUED))  # a set in order
 
 
 class Entry(msgspec.Struct):
@@ -86,33 +90,27 @@ class Entry(msgspec.Struct):
 
 
 class BySlot:
-    """Groups ordered by slot, lowest first. Each operation takes O(log n)."""
+    """The groups of some stages that have a slot, lowest slot first. Each operation takes O(log n)."""
 
-    def __init__(self) -> None:
-        self._slots: dict[int, int] = {}
-        self._heap: list[tuple[int, int]] = []
+    def __init__(self, entries: Entries, stages: Collection[Stage]) -> None:
+        self._entries, self._stages = entries, stages
+        self._heap: list[tuple[int, int]] = []  # (slot, id), also of groups that have left or have another slot
 
-    def __contains__(self, group_id: int) -> bool:
-        return group_id in self._slots
-
-    def put(self, group_id: int, slot: int) -> None:
-        self._slots[group_id] = slot
-        heapq.heappush(self._heap, (slot, group_id))
-        if len(self._heap) > 2 * len(self._slots) + SLACK:
-            self._heap = [(slot, group_id) for group_id, slot in self._slots.items()]
+    def put(self, entry: Entry) -> None:
+        heapq.heappush(self._heap, (entry.slot, entry.id))
+        if len(self._heap) > 2 * len(self._entries) + SLACK:
+            self._heap = [(each.slot, each.id) for each in self._entries.of(*self._stages) if each.slot != NO_SLOT]
             heapq.heapify(self._heap)
 
-    def discard(self, group_id: int) -> None:
-        self._slots.pop(group_id, None)
-
-    def first(self) -> int:
-        """The id of the group with the lowest slot; -1 if empty."""
+    def first(self) -> Entry | None:
+        """The group with the lowest slot."""
         while self._heap:
             slot, group_id = self._heap[0]
-            if self._slots.get(group_id) == slot:
-                return group_id
+            entry = self._entries.get(group_id)
+            if entry and entry.slot == slot and entry.stage in self._stages:
+                return entry
             heapq.heappop(self._heap)
-        return -1
+        return None
 
 
 class Entries(dict[int, Entry]):
@@ -127,8 +125,8 @@ class Entries(dict[int, Entry]):
         super().clear()
         self.redundant: dict[int, Entry] = {}
         self._in: dict[Stage, dict[int, Entry]] = {stage: {} for stage in Stage}
-        self._held: dict[str, dict[int, Entry]] = {}
-        self._unfinished, self._queued = BySlot(), BySlot()
+        self._held: defaultdict[str, dict[int, Entry]] = defaultdict(dict)
+        self._unfinished, self._queued = BySlot(self, UNFINISHED), BySlot(self, (QUEUED,))
 
     def of(self, *stages: Stage) -> list[Entry]:
         """The groups in these stages; within each stage in order of arrival."""
@@ -142,36 +140,31 @@ class Entries(dict[int, Entry]):
 
     def held_by(self, actor: str) -> dict[int, Entry]:
         """The groups that this actor has a lease of, by id."""
-        return self._held.get(actor, {})
+        return self._held[actor]
 
     def levels(self) -> dict[str, object]:
-        stages = (Stage.DEFERRED, Stage.QUEUED, Stage.WAITING, Stage.SERVED)
+        stages = (DEFERRED, QUEUED, WAITING, SERVED)
         found: dict[str, object] = {f"buffer/{stage}": self.count(stage) for stage in stages}
         return found | {"buffer/running": self.count(*LEASED)}
 
     @property
     def in_queue(self) -> int:
         """Groups in the queue, and recalled groups, which join it when their actors hand them back."""
-        return self.count(Stage.DEFERRED) + sum(entry.stage is Stage.RECALLED for entry in self.redundant.values())
+        return self.count(DEFERRED) + sum(entry.stage is RECALLED for entry in self.redundant.values())
 
     @property
     def first_deferred(self) -> Entry | None:
         """The group that has been DEFERRED for the longest time."""
-        return next(iter(self._in[Stage.DEFERRED].values()), None)
+        return next(iter(self._in[DEFERRED].values()), None)
 
     @property
     def first_queued(self) -> Entry | None:
         """The QUEUED group with the lowest slot."""
-        return self.get(self._queued.first()) if self._in[Stage.QUEUED] else None
-
-    @property
-    def first_unfinished(self) -> Entry | None:
-        """The unfinished group with the lowest slot."""
-        return self.get(self._unfinished.first())
+        return self._queued.first() if self._in[QUEUED] else None
 
     def lowest_open(self, free: Sequence[int]) -> tuple[int, int | None] | None:
         """(slot, holder) of the lowest taken slot without a group to serve; holder None: it is `free` (a heap)."""
-        held = self.first_unfinished
+        held = self._unfinished.first()
         if held is None:
             return (free[0], None) if free else None
         return (free[0], None) if free and free[0] < held.slot else (held.slot, held.id)
@@ -190,16 +183,17 @@ class Entries(dict[int, Entry]):
         entry.stage = stage
         if slot is not None:
             entry.slot = slot
-        if stage in (Stage.QUEUED, Stage.DEFERRED):
+        if stage is QUEUED or stage is DEFERRED:
             entry.actor = ""
         self._enter(entry)
 
     def reslot(self, entry: Entry, slot: int) -> None:
         """Give a group another slot; its place in the order of arrival stays."""
         entry.slot = slot
-        for order in (self._unfinished, self._queued):
-            if entry.id in order:
-                order.put(entry.id, slot)
+        if entry.stage in UNFINISHED:
+            self._unfinished.put(entry)
+        if entry.stage is QUEUED:
+            self._queued.put(entry)
 
     def _enter(self, entry: Entry) -> None:
         stage = entry.stage
@@ -208,22 +202,17 @@ class Entries(dict[int, Entry]):
             if entry.slot == NO_SLOT:
                 self.redundant[entry.id] = entry
             else:
-                self._unfinished.put(entry.id, entry.slot)
-            if stage is Stage.QUEUED:
-                self._queued.put(entry.id, entry.slot)
+                self._unfinished.put(entry)
+            if stage is QUEUED:
+                self._queued.put(entry)
             else:
-                self._held.setdefault(entry.actor, {})[entry.id] = entry
+                self._held[entry.actor][entry.id] = entry
 
     def _leave(self, entry: Entry) -> None:
         stage = entry.stage
         del self._in[stage][entry.id]
         if stage in UNFINISHED:
-            self.redundant.pop(entry.id, None)
-            self._unfinished.discard(entry.id)
-            if stage is Stage.QUEUED:
-                self._queued.discard(entry.id)
-            else:
-                held = self._held[entry.actor]
-                del held[entry.id]
-                if not held:
-                    del self._held[entry.actor]
+            if entry.slot == NO_SLOT:
+                del self.redundant[entry.id]
+            if stage is not QUEUED:
+                del self._held[entry.actor][entry.id]

@@ -9,7 +9,7 @@ from areal_like.wire.groups import Head
 from areal_like.wire.stored import Payload
 from buffer import events, policies
 from buffer.batching import Ages, BatchPolicy, Chooser
-from buffer.entries import LEASED, NO_SLOT, UNFINISHED, Entries, Entry, Stage
+from buffer.entries import LEASED, NO_SLOT, QUEUED, RECALLED, SERVED, UNFINISHED, WAITING, Entries, Entry
 from buffer.injection import FixedAge
 from buffer.staleness import Bound, Slots
 from buffer.store import Store
@@ -94,7 +94,7 @@ class GroupManager:
         """The QUEUED group with the lowest slot that `version` may fill; skips those that failed on actor `not_on`."""
         entry = self.store.entries.first_queued
         if entry and not_on and entry.failed_on == not_on:
-            found = [each for each in self.store.entries.of(Stage.QUEUED) if each.failed_on != not_on]
+            found = [each for each in self.store.entries.of(QUEUED) if each.failed_on != not_on]
             entry = min(found, key=lambda entry: entry.slot, default=None)
         return entry if entry and self.bound.admits(entry.slot, version) else None
 
@@ -106,7 +106,7 @@ class GroupManager:
     def recall(self, group_id: int) -> None:
         """Ask a group's actor to hand the group back (`take_cancels`)."""
         entry = self.store.entries[group_id]
-        if entry.stage is not Stage.RECALLED:
+        if entry.stage is not RECALLED:
             self.commit(events.Recall(group_id))
             self._cancels.append((entry.actor, group_id, True))
 
@@ -157,14 +157,14 @@ class GroupManager:
         """Take a free slot that may hold these tokens, or the slot of the first unfinished group. A recalled group gets
         none: an open slot now belongs to a later round, whose groups may have another size."""
         lowest = self.store.entries.lowest_open(self.store.slots.free)
-        if entry.stage is Stage.RECALLED or lowest is None or not self.bound.admits(lowest[0], head.oldest):
+        if entry.stage is RECALLED or lowest is None or not self.bound.admits(lowest[0], head.oldest):
             return False
         self.commit(events.Place(entry.id, lowest[1]))
         return True
 
     def recall_losers(self) -> None:
         """Recall redundant groups if no open slot may hold their tokens."""
-        racing = [entry for entry in self.store.entries.redundant.values() if entry.stage is not Stage.RECALLED]
+        racing = [entry for entry in self.store.entries.redundant.values() if entry.stage is not RECALLED]
         lowest = self.store.entries.lowest_open(self.store.slots.free) if racing else None
         for entry in racing:
             if lowest is None or not self.bound.admits(lowest[0], entry.lease_version):
@@ -203,7 +203,7 @@ class GroupManager:
     def unserve(self, batch: int) -> list[Entry]:
         """The learner can't train `batch`. Its groups wait again, and so do those of later batches; plans from before a
         crash are void for them. Returns the groups of `batch`."""
-        faulty = [entry for entry in self.store.entries.of(Stage.SERVED) if entry.batch == batch]
+        faulty = [entry for entry in self.store.entries.of(SERVED) if entry.batch == batch]
         self.commit(events.Unserve(batch))
         self.ages.forget()
         return faulty
@@ -215,7 +215,7 @@ class GroupManager:
         ids = self.store.planned.get(batch, ())
         if not ids:
             return ()
-        waits = all((entry := self.store.entries.get(each)) and entry.stage is Stage.WAITING for each in ids)
+        waits = all((entry := self.store.entries.get(each)) and entry.stage is WAITING for each in ids)
         if waits and self.ages.fit(batch, ids):
             return ids
         self.commit(events.Replan())  # a group left since then, or the bound changed
@@ -240,6 +240,6 @@ class GroupManager:
         those weights will differ."""
         self._replans = self.store.replans
         if self.bound.max_staleness == 0:
-            for entry in self.store.entries.of(Stage.WAITING):
+            for entry in self.store.entries.of(WAITING):
                 if entry.newest > version:
                     self.requeue(entry.id)

@@ -8,7 +8,7 @@ from areal_like.wire import messages
 from areal_like.wire.frames import WireError
 from areal_like.wire.link import BusError
 from buffer.checks import AnswerLimits, RolloutsFail, check_hand_back
-from buffer.entries import LEASED, Stage
+from buffer.entries import LEASED, RECALLED
 from buffer.evaluation import Evaluation
 from buffer.gauges import Gauges
 from buffer.groups import GroupManager
@@ -130,10 +130,10 @@ class Presence:
         ended = [held[group_id] for group_id in sorted(held.keys() & message.lengths.keys())]
         for entry in ended:
             lengths = message.lengths[entry.id]
-            actor.failed += not message.leaving and entry.stage is not Stage.RECALLED
+            actor.failed += not message.leaving and entry.stage is not RECALLED
             try:
                 check_hand_back(lengths, entry, limits)
-                if lengths and entry.stage is Stage.RECALLED and self.gauges.measures_lengths:
+                if lengths and entry.stage is RECALLED and self.gauges.measures_lengths:
                     tokens, cut = zip(*lengths, strict=True)
                     self.gauges.seen.append(GroupLengths(tokens, cut).of(entry.launch))
             except WireError as error:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from areal_like.wire.stored import Read
-from buffer.entries import Stage
+from buffer.entries import SERVED, WAITING
 from buffer.events import Begin, Branch, Finish, Serve, ServeAgain, Snapshot
 from buffer.groups import GroupManager, Recorder, record_nothing
 from buffer.journal import Record
@@ -68,7 +68,7 @@ def restore(
             f"{next_batch}, has {held} of them: a newer checkpoint is missing. Put it back, or start a new run"
         )
     groups.record = record
-    for batch in sorted({entry.batch for entry in store.entries.of(Stage.SERVED) if entry.batch < next_batch}):
+    for batch in sorted({entry.batch for entry in store.entries.of(SERVED) if entry.batch < next_batch}):
         groups.finish(batch)  # trained, but the crash came before the buffer recorded it
     if store.counts.trained < held:
         raise JournalError(
@@ -82,7 +82,7 @@ def branch_off(groups: GroupManager, batch: int, why: str) -> int:
     bound: those weights will not exist again. Returns the number of groups."""
     groups.commit(Branch(batch, why))
     version, entries = groups.bound.batch_version(batch), groups.store.entries
-    too_new = [entry.id for entry in entries.of(Stage.WAITING) if entry.newest > version]
+    too_new = [entry.id for entry in entries.of(WAITING) if entry.newest > version]
     for group_id in too_new:
         groups.requeue(group_id)
     return len(too_new)

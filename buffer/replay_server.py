@@ -11,7 +11,7 @@ from areal_like.wire.bus import Router
 from areal_like.wire.frames import Received, WireError
 from areal_like.wire.groups import Head, pack_heads
 from areal_like.wire.stored import Payload, load
-from buffer.entries import Stage
+from buffer.entries import SERVED
 from buffer.events import Begin, Branch, Finish, Serve
 from buffer.journal import Recorded
 from buffer.ledger import ledger_of
@@ -32,7 +32,7 @@ def recorded_batches(folder: Path) -> Iterator[RecordedBatch]:
         if isinstance(event, Serve):
             allowed[event.batch] = event.oldest_allowed
         elif isinstance(event, Finish):
-            entries = [entry for entry in store.entries.of(Stage.SERVED) if entry.batch == event.batch]
+            entries = [entry for entry in store.entries.of(SERVED) if entry.batch == event.batch]
             yield [(entry.head, entry.payload) for entry in entries if entry.head], allowed.pop(event.batch)
         store.apply(event, payload)
 

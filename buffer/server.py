@@ -22,7 +22,7 @@ from areal_like.wire.stored import Payload
 from buffer import checks
 from buffer.deadlines import Deadlines
 from buffer.dispatch import Dispatcher
-from buffer.entries import LEASED, Entry, Stage
+from buffer.entries import LEASED, SERVED, WAITING, Entry
 from buffer.evaluation import AnswerResult
 from buffer.events import LeaveOut
 from buffer.kept_samples import KeptSamples
@@ -311,7 +311,7 @@ class Server:
 
     def _trained_before(self, steps: int) -> None:
         """Batches before `steps` are trained, even if a message about one was lost."""
-        served = [entry.batch for entry in self.store.entries.of(Stage.SERVED)]
+        served = [entry.batch for entry in self.store.entries.of(SERVED)]
         if steps > max(self.learner.steps, max(served, default=-1) + 1):
             raise WireError(f"batch {steps - 1} was not served")
         for index in range(self.learner.steps, steps):
@@ -362,4 +362,4 @@ class Server:
 
 def _may_push(actor: Actor, entry: Entry | None) -> bool:
     """Has this actor ever had a lease of the group (the first push wins), or does a push not change it?"""
-    return entry is None or actor.name in entry.holders or entry.stage in (Stage.WAITING, Stage.SERVED)
+    return entry is None or actor.name in entry.holders or entry.stage in (WAITING, SERVED)

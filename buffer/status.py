@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 from buffer.checks import FailedGroups
-from buffer.entries import UNFINISHED, Stage
+from buffer.entries import UNFINISHED, WAITING
 from buffer.evaluation import Evaluation
 from buffer.gauges import Gauges
 from buffer.groups import GroupManager
@@ -76,7 +76,7 @@ class Status:
         if self.failures.count:
             lines.append(f"{self.failures.count} groups failed in a row")
         if wanted := peers.learner.wanted:
-            missing, ready = entries.of(*UNFINISHED), entries.count(Stage.WAITING)
+            missing, ready = entries.of(*UNFINISHED), entries.count(WAITING)
             owners = ", ".join(sorted({entry.actor or "no actor" for entry in missing}))
             running = f"{len(missing)} run on {owners}" if missing else "no group is running"
             lines.append(f"learner waits for batch {wanted.index}: {ready} groups are ready, {running}")

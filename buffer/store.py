@@ -30,7 +30,20 @@ from collections.abc import Callable
 
 from areal_like.wire.stored import Extent, Payload, Read, Stored
 from buffer import events
-from buffer.entries import NO_SLOT, UNFINISHED, Entries, Entry, Stage
+from buffer.entries import (
+    DEFERRED,
+    NO_SLOT,
+    QUEUED,
+    RECALLED,
+    REDUNDANT,
+    RUNNING,
+    SERVED,
+    UNFINISHED,
+    WAITING,
+    Entries,
+    Entry,
+    Stage,
+)
 from buffer.ledger import Counts, Ledger
 from buffer.staleness import Bound, Slots
 
@@ -76,7 +89,7 @@ class Store:
         return [entry.payload for entry in self.entries.values() if isinstance(entry.payload, Stored)]
 
     def _admit(self, event: events.Admit, _: Payload, now: float) -> None:
-        slot, stage = (NO_SLOT, Stage.REDUNDANT) if event.redundant else (self.slots.take(), Stage.RUNNING)
+        slot, stage = (NO_SLOT, REDUNDANT) if event.redundant else (self.slots.take(), RUNNING)
         holder = event.actor, event.version, now
         entry = Entry(event.id, event.row, slot, event.launch, event.need, stage, *holder, task=event.task)
         entry.holders = (event.actor,) if event.actor else ()
@@ -88,10 +101,10 @@ class Store:
         entry.actor, entry.lease_version, entry.cut = event.actor, event.version, ()
         if event.actor not in ("", *entry.holders):
             entry.holders = (*entry.holders, event.actor)
-        self.entries.move(entry, Stage.RUNNING)
+        self.entries.move(entry, RUNNING)
 
     def _recall(self, event: events.Recall, *_: object) -> None:
-        self.entries.move(self.entries[event.id], Stage.RECALLED)
+        self.entries.move(self.entries[event.id], RECALLED)
 
     def _requeue(self, event: events.Requeue, *_: object) -> None:
         """The group's lease, or its push, is void. A group without a slot is deferred."""
@@ -101,7 +114,7 @@ class Store:
         if entry.slot == NO_SLOT:
             self._enqueue(entry)
         else:
-            self.entries.move(entry, Stage.QUEUED)
+            self.entries.move(entry, QUEUED)
 
     def _leaveout(self, event: events.LeaveOut, *_: object) -> None:
         self.entries[event.id].cut = event.cut
@@ -110,7 +123,7 @@ class Store:
         entry = self.entries[event.head.id]
         entry.head, entry.payload, entry.pushed_by = event.head, payload, event.actor
         entry.pushed_at, entry.version_at_push, entry.pushed = now, event.version, self.pushes
-        self.entries.move(entry, Stage.WAITING)
+        self.entries.move(entry, WAITING)
         self.pushes += 1
         self.bytes += len(payload)
 
@@ -121,23 +134,23 @@ class Store:
         else:
             loser = self.entries[event.loser]
             slot = loser.slot
-            if loser.stage is Stage.QUEUED:
+            if loser.stage is QUEUED:
                 self._enqueue(loser)
             else:
-                self.entries.move(loser, Stage.REDUNDANT if loser.stage is Stage.RUNNING else loser.stage, NO_SLOT)
-        self.entries.move(winner, Stage.RUNNING if winner.stage is Stage.REDUNDANT else winner.stage, slot)
+                self.entries.move(loser, REDUNDANT if loser.stage is RUNNING else loser.stage, NO_SLOT)
+        self.entries.move(winner, RUNNING if winner.stage is REDUNDANT else winner.stage, slot)
 
     def _defer(self, event: events.Defer, *_: object) -> None:
         self._enqueue(self.entries[event.id])
 
     def _enqueue(self, entry: Entry) -> None:
         entry.was_deferred = True
-        self.entries.move(entry, Stage.DEFERRED, NO_SLOT)
+        self.entries.move(entry, DEFERRED, NO_SLOT)
 
     def _readmit(self, event: events.Readmit, *_: object) -> None:
         entry = self.entries[event.id]
         entry.launch, entry.need = event.launch, event.need
-        self.entries.move(entry, Stage.QUEUED, self.slots.take())
+        self.entries.move(entry, QUEUED, self.slots.take())
 
     def _drop(self, event: events.Drop, *_: object) -> None:
         self._remove(entry := self.entries[event.id])
@@ -169,20 +182,20 @@ class Store:
         for slot, group_id in enumerate(event.ids, self.bound.batches.first(event.batch)):
             entry = self.entries[group_id]
             entry.batch = event.batch
-            self.entries.move(entry, Stage.SERVED, slot)
+            self.entries.move(entry, SERVED, slot)
             oldest = entry.oldest_trained(event.oldest_allowed)
             self.staleness_max = max(self.staleness_max, 0 if oldest is None else version - oldest)
         self.planned.pop(event.batch, None)
 
     def _unserve(self, event: events.Unserve, *_: object) -> None:
-        for entry in self.entries.of(Stage.SERVED):
+        for entry in self.entries.of(SERVED):
             if entry.batch >= event.batch:
-                self.entries.move(entry, Stage.WAITING)
+                self.entries.move(entry, WAITING)
         self.planned = {batch: ids for batch, ids in self.planned.items() if batch < event.batch}
         self.replans += 1
 
     def _finish(self, event: events.Finish, *_: object) -> None:
-        for entry in self.entries.of(Stage.SERVED):
+        for entry in self.entries.of(SERVED):
             if entry.batch == event.batch:
                 self._remove(entry, trained=True)
                 self.counts.note(entry.task, "trained")
@@ -199,9 +212,9 @@ class Store:
     def _begin(self, event: events.Begin, *_: object) -> None:
         """Plan to serve batches from `event.batch` on again. All leases end."""
         served: dict[int, list[int]] = {}  # from a snapshot; `planned` has later events of the same batch already
-        for entry in sorted(self.entries.of(Stage.SERVED), key=lambda entry: entry.slot):
+        for entry in sorted(self.entries.of(SERVED), key=lambda entry: entry.slot):
             served.setdefault(entry.batch, []).append(entry.id)
-            self.entries.move(entry, Stage.WAITING)
+            self.entries.move(entry, WAITING)
         plans = served | self.planned
         self.planned = {batch: ids for batch, ids in sorted(plans.items()) if batch >= event.batch}
         for entry in self.entries.of(*UNFINISHED):
@@ -209,7 +222,7 @@ class Store:
             if entry.slot == NO_SLOT:
                 self._enqueue(entry)
             else:
-                self.entries.move(entry, Stage.QUEUED)
+                self.entries.move(entry, QUEUED)
 
     def _branch(self, *_: object) -> None:
         """The groups concerned have their own events."""
