@@ -36,7 +36,8 @@ class Ages:
 
     def note(self, entry: Entry) -> None:
         """A group has a lease, or was pushed."""
-        self._least = min(self._least, self.limiting_version(entry))
+        if (limit := self.limiting_version(entry)) < self._least:
+            self._least = limit
 
     def forget(self) -> None:
         """Any group may be older than noted."""
@@ -47,9 +48,9 @@ class Ages:
         oldest = version - self._bound.max_staleness
         if self._least >= oldest:
             return []
-        limits = {entry.id: self.limiting_version(entry) for entry in self._entries.values()}
-        self._least = min(limits.values(), default=math.inf)
-        return [self._entries[group_id] for group_id, limit in limits.items() if limit < oldest]
+        limits = list(map(self.limiting_version, self._entries.values()))
+        self._least = min(limits, default=math.inf)
+        return [entry for entry, limit in zip(self._entries.values(), limits, strict=True) if limit < oldest]
 
     def oldest_allowed(self, batch: int) -> int:
         """`batch` does not train tokens of older versions. 0 unless `staleness_policy: mask_tokens`."""
@@ -60,9 +61,9 @@ class Ages:
 
     def fit(self, batch: int, ids: Iterable[int]) -> bool:
         """Are all trained tokens of these groups within the bound of `batch`?"""
-        least = self._bound.batch_version(batch) - self._bound.max_staleness
-        oldest = (self._entries[group_id].oldest_trained(self.oldest_allowed(batch)) for group_id in ids)
-        return all(each is None or each >= least for each in oldest)
+        least, allowed = self._bound.batch_version(batch) - self._bound.max_staleness, self.oldest_allowed(batch)
+        oldest = [self._entries[group_id].oldest_trained(allowed) for group_id in ids]
+        return all([each is None or each >= least for each in oldest])
 
     def check_on_policy(self, batch: int, ids: Iterable[int]) -> None:
         """With a bound of 0, every trained token must come from the weights that are trained: not older, not newer."""

@@ -54,9 +54,9 @@ class AnswerLimits:
                 contexts = 1 + len(sample.forks)
                 if sample.response_length > contexts * allowed or len(sample.tokens) > contexts * room:
                     lengths = f"{sample.prompt_length} + {sample.response_length} tokens in {contexts} contexts"
-                    raise WireError(f"group {head.id}: {lengths}, where {allowed:g} in {room:g} positions fit")
+                    raise WireError(f"{lengths}, where {allowed:g} in {room:g} positions fit")
         if self.one_prompt and head.prompts > head.prompt:
-            raise WireError(f"group {head.id}: its samples have several prompts")
+            raise WireError("its samples have several prompts")
 
 
 def faults_of_push(
@@ -75,18 +75,18 @@ def faults_of_push(
         entry = entries.get(head.id)
         try:
             if entry and head.samples + head.unscored != entry.need and not entry.was_deferred:
-                raise WireError(f"group {head.id}: {head.samples} samples where {entry.need} were asked for")
+                raise WireError(f"{head.samples} samples where {entry.need} were asked for")
             if head.unscored and head.samples < 2:
-                raise WireError(f"group {head.id}: a group of one sample, without {head.unscored} that have no reward")
+                raise WireError(f"a group of one sample, without {head.unscored} that have no reward")
             for version, digest in head.digests.items():
-                check_published(version, digest, digests, f"group {head.id}: ")
+                check_published(version, digest, digests)
             if len(payload) != head.size:
-                raise WireError(f"group {head.id}: its payload has {len(payload)} bytes where {head.size} belong")
+                raise WireError(f"its payload has {len(payload)} bytes where {head.size} belong")
             check_payload(head, payload, model)
             if entry:
                 limits.check(head, payload, entry.row, model.positions if model else None)
         except WireError as error:
-            faults[head.id] = error
+            faults[head.id] = WireError(f"group {head.id}: {error}")
     return faults
 
 
@@ -151,9 +151,9 @@ def checked_answer(
     return head, payload
 
 
-def check_published(version: int, digest: str, published: Mapping[int, str], where: str = "") -> None:
+def check_published(version: int, digest: str, published: Mapping[int, str]) -> None:
     if published.get(version) != digest:
-        raise WireError(f"{where}no version {version} with digest {digest[:40]} was published")
+        raise WireError(f"no version {version} with digest {digest[:40]} was published")
 
 
 class RolloutsFail(RuntimeError):

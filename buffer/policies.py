@@ -11,6 +11,7 @@ Filters: (rewards, lengths, *, knobs) → "" to keep, or a reason. `rewards` and
 entry per sample of a group. A filtered group counts under its reason; another prompt gets its slot.
 """
 
+import math
 from collections.abc import Sequence, Set
 
 import msgspec
@@ -35,7 +36,7 @@ def in_order(waiting: Sequence[Waiting], missing: Set[int], want: int) -> tuple[
     """The `want` lowest slots, once all of them can be served. `missing`: slots in use, or left by a dropped group,
     without a group to serve; one below the batch's last means wait."""
     chosen = sorted(waiting, key=lambda group: group.slot)[:want]
-    if len(chosen) < want or any(slot < chosen[-1].slot for slot in missing):
+    if len(chosen) < want or min(missing, default=math.inf) < chosen[-1].slot:
         return ()
     return tuple(group.id for group in chosen)
 

@@ -296,27 +296,22 @@ def check_payload(head: Head, payload: Frame, model: Model | None) -> None:
     ids, of_logprobs = bits[:tokens], bits[tokens:]
     if model and (most_token := most_of(ids)) >= model.vocab_size:  # negative numbers have the largest bits
         wrong = min(int(least_of(ids.view(_INT32))), 0) or most_token
-        text = (
+        raise WireError(
             f"token {wrong} is not in the vocabulary of {model.vocab_size}: does its actor use the same task and model?"
         )
-        raise WireError(f"group {head.id}: {text}")
     most = most_of(logprobs := of_logprobs.view(_FLOAT32))
     if most_of(of_logprobs) > _LEAST_LOGPROB_BITS or not most <= LOGPROB_ROUNDING:  # also for NaN
-        text = f"logprobs from {least_of(logprobs):g} to {most:g}: expected {LEAST_LOGPROB:g} to 0"
-        raise WireError(f"group {head.id}: {text}")
+        raise WireError(f"logprobs from {least_of(logprobs):g} to {most:g}: expected {LEAST_LOGPROB:g} to 0")
     masks = np.frombuffer(payload, _UINT8, responses, 4 * (tokens + responses))
     if (largest := most_of(masks)) != 1:
         if largest > FORK:
-            raise WireError(f"group {head.id}: its loss mask is not made of 0, 1 and {FORK}")
+            raise WireError(f"its loss mask is not made of 0, 1 and {FORK}")
         if not (masks == 1).any():
-            raise WireError(f"group {head.id}: its loss mask leaves no token to train")
+            raise WireError("its loss mask leaves no token to train")
     if model and model.routing and (problem := model.routing.problem(shape, columns(payload, sizes)[-1])):
-        raise WireError(f"group {head.id}: {problem}")
+        raise WireError(problem)
     if sizes.turns:
-        try:
-            _turn_rewards(np.frombuffer(head.rows, ROW).tolist(), *columns(payload, sizes)[3:5])
-        except WireError as error:
-            raise WireError(f"group {head.id}: {error}") from None
+        _turn_rewards(np.frombuffer(head.rows, ROW).tolist(), *columns(payload, sizes)[3:5])
 
 
 def encode_group(group: Group) -> tuple[Head, bytearray]:
