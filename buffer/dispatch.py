@@ -157,8 +157,9 @@ class Dispatcher:
             self.groups.assign(entry, actor.name, actor.version)
             return entry
         group_id, row, task = self.prompts.next()
-        held = actor.name, actor.version, now
-        return self.groups.admit(group_id, row, plan.launch, plan.need, *held, plan.redundant, task)
+        return self.groups.admit(
+            group_id, row, plan.launch, plan.need, actor.name, actor.version, now, plan.redundant, task
+        )
 
     def _open_batch(self) -> None:
         """Fix the size of a batch's groups before the first of them starts."""

@@ -90,9 +90,8 @@ class Store:
 
     def _admit(self, event: events.Admit, _: Payload, now: float) -> None:
         slot, stage = (NO_SLOT, REDUNDANT) if event.redundant else (self.slots.take(), RUNNING)
-        holder = event.actor, event.version, now
-        entry = Entry(event.id, event.row, slot, event.launch, event.need, stage, *holder, task=event.task)
-        entry.holders = (event.actor,) if event.actor else ()
+        entry = Entry(event.id, event.row, slot, event.launch, event.need, stage, event.actor, event.version, now)
+        entry.task, entry.holders = event.task, (event.actor,) if event.actor else ()
         self.entries.add(entry)
         self.counts.note(entry.task, "admitted")
 
