@@ -18,17 +18,17 @@ from areal_like.run.spans import START, Span, read
 from .console import output
 from .console.arguments import command, picture, refusing
 
+WAITS = "waits"
 ACTIVITIES = {
     "generate": "#56B4E9",
     "evaluate": "#B8A9D9",
     "update": "#D55E00",
     "train": "#00694C",
-    "take": "#67C2A3",
     "publish": "#E69F00",
     "checkpoint": "#333333",
+    WAITS: "#E8E8E8",
 }
-"""Name → colour, in the order in which they are drawn, each over the earlier ones."""
-WAITS = "waits"
+"""Name → colour, in the order in which they are drawn, each over the earlier ones; waiting is the ground."""
 Timeline = dict[str, list[Span]]
 """Role → spans, in seconds since the first of them, in order."""
 
@@ -84,16 +84,17 @@ def draw(runs: dict[str, Timeline], path: Path, title: str) -> None:
     for axis, (name, found) in zip(axes, runs.items(), strict=True):
         begin, end = window(found)
         for place, spans in enumerate(found.values()):
-            axis.broken_barh([(begin, end - begin)], (place - 0.4, 0.8), color="#e8e8e8")
+            axis.broken_barh([(begin, end - begin)], (place - 0.4, 0.8), color=ACTIVITIES[WAITS])
             for activity, colour in ACTIVITIES.items():
                 bars = [(span.begin, span.end - span.begin) for span in spans if span.name == activity]
                 axis.broken_barh(bars, (place - 0.4, 0.8), color=colour, linewidth=0)
         axis.set_title(name, loc="left", fontsize=9)
         axis.set_yticks(range(len(found)), list(found), fontsize=8)
-        axis.set_ylim(len(found) - 0.5, -0.5)
+        axis.set(xlim=(begin, end), ylim=(len(found) - 0.5, -0.5))
     axes[-1].set_xlabel("seconds")
     figure.suptitle(title)
-    patches = [Patch(color=colour, label=name) for name, colour in ACTIVITIES.items()]
+    present = {name for found in runs.values() for row in shares(found).values() for name in row}
+    patches = [Patch(color=colour, label=name) for name, colour in ACTIVITIES.items() if name in present]
     figure.legend(handles=patches, loc="outside right upper", fontsize=8, frameon=False)
     figure.savefig(path)
 

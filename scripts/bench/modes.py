@@ -22,6 +22,7 @@ from ..console.arguments import picture
 from ..console.output import write_json
 from ..simulation.costs import of_timed
 from ..simulation.run import SHARES, Simulation, difference, figures_of
+from ..timeline import draw, timeline
 from .figures import bench_parser, trained
 
 LONGTAIL = ["engine.median=60", "engine.sigma=1.0", "engine.noise=0.3", "learner.base=0.105"]
@@ -96,20 +97,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="modes-") as folder:
         for scenario in scenarios:
             rates: dict[str, float] = {}
-            for mode in [mode for mode in MODES[scenario] if mode in ("sync", *args.modes)]:
-                rates[mode] = measure(scenario, mode, Path(folder) / f"{scenario}-{mode}", metrics)
+            modes = [mode for mode in MODES[scenario] if mode in ("sync", *args.modes)]
+            runs = {mode: Path(folder) / f"{scenario}-{mode}" for mode in modes}
+            for mode, run in runs.items():
+                rates[mode] = measure(scenario, mode, run, metrics)
                 suffix = "" if scenario == "rounds" and mode in ("tail", "all") else f"_{scenario}"
                 metrics[f"{mode}_{scenario}"] = rates[mode]
                 metrics[f"{mode}_over_sync{suffix}"] = rates[mode] / rates["sync"]
             if args.plot and scenario == scenarios[0]:
-                from ..timeline import draw, timeline
-
-                drawn = {
-                    title: timeline(Path(folder) / f"{scenario}-{mode}", end=DRAWN_SECONDS)
-                    for mode, title in DRAWN.items()
-                    if mode in rates
-                }
-                draw(drawn, args.plot, "Sync waits for its longest answer, tail batching for fewer, async for none")
+                drawn = {DRAWN[mode]: timeline(run, end=DRAWN_SECONDS) for mode, run in runs.items() if mode in DRAWN}
+                draw(drawn, args.plot, "Sync waits for its longest answer at every step, the others now and then")
     write_json(args.json, metrics)
 
 
