@@ -48,6 +48,7 @@ function redraw() {
   for (const plot of plots.keys()) draw(plot);
 }
 
+addEventListener("beforeprint", () => document.querySelectorAll(".plot").forEach(draw)); // a print has no empty panels
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 
 function safe(text) {

@@ -116,7 +116,7 @@ function anyMetric() {
   const keys = Object.keys(run.series.columns).filter((key) => !["step", "seconds"].includes(key)).sort();
   let metric = keys.includes("reward/std") ? "reward/std" : keys[0];
   const shown = chart("", "", () => lines([[metric, metric]], { layout: { yaxis: { rangemode: "normal" } } }), 280);
-  return section("metrics", "Any metric", `Each point is the mean of ${run.series.width} train steps; the band spans the lowest and the highest.`,
+  return section("metrics", "Any metric", run.series.width > 1 ? `Each point is the mean of ${run.series.width} train steps; the band spans the lowest and the highest.` : "Each point is a train step.",
     selection("key", keys.map((key) => [key, key]), metric, (value) => { metric = value; draw(shown.querySelector(".plot")); }), shown);
 }
 
@@ -148,7 +148,7 @@ const all = [
     ["Learning rate", "", [["lr", "lr"]]]]),
   overTime("weights", "Weight updates", [
     ["Bytes per update", "", [["publish/delta_bytes", "sent"]], { layout: { yaxis: { tickformat: ".3s" } } }],
-    ["Size of an update", "share of whole weights", [["publish/ratio", "sent"], ["publish/density", "elements changed"]], { layout: { yaxis: { tickformat: ".0%" } } }],
+    ["Whole weights ÷ update", "", [["publish/ratio", "ratio of bytes"]]],
     ["Seconds", "of an update", [["publish/encode_seconds", "encode"], ["rollout/update_fetch_seconds", "fetch"], ["rollout/update_apply_seconds", "apply"], ["rollout/update_pause_seconds", "pause of the actor"]]],
     ["Updates", "so far", [["rollout/deltas", "deltas"], ["rollout/base_snapshots", "base snapshots"], ["rollout/full_syncs", "whole weights"]]]]),
   anyMetric(), config()];

@@ -20,7 +20,7 @@ function badge(sample) {
 function about(sample) {
   const which = sample.fate === "heldout" ? `row ${sample.group}` : `group ${sample.group} · sample ${sample.index}`;
   const length = sample.length ? `${sample.length} tokens${sample.cut ? ", cut at its limit" : ""}` : "no answer";
-  const more = [sample.staleness && `${sample.staleness} versions old`, sample.actor, sample.why];
+  const more = [sample.staleness && `${sample.staleness} version${sample.staleness === 1 ? "" : "s"} old`, sample.actor, sample.why];
   return ["step " + sample.step, FATES[sample.fate], which, length, ...more.filter(Boolean)].map(visible).join(" · ");
 }
 
