@@ -44,6 +44,17 @@ def test_pictures_are_there() -> None:
             assert (page.parent / target).is_file(), f"{page.name}: {target}"
 
 
+def test_each_picture_is_drawn_by_one_file_or_has_its_command_there() -> None:
+    drawing = runpy.run_path(str(ROOT / "docs" / "plots" / "draw.py"))
+    by_command = set(re.findall(r"^  (\S+\.png) +(?:python|areal-like) ", drawing["__doc__"], re.MULTILINE))
+    shown = {
+        png for page in [*PAGES, ROOT / "README.md"] for png in re.findall(r"plots/([\w-]+\.png)", page.read_text())
+    }
+    assert (
+        shown == {*drawing["PICTURES"]} | by_command == {path.name for path in (ROOT / "docs" / "plots").glob("*.png")}
+    )
+
+
 def test_files_name_pages_and_pages_name_files_that_exist() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "*.py", "*.yaml", "*.sh", "*.md"], cwd=ROOT, capture_output=True, text=True
