@@ -32,7 +32,7 @@ class SyncScheduler(Scheduler):
         super().__init__(sizing, oversample_responses)
         self.oversample_prompts = oversample_prompts
         if max_staleness:
-            raise ValueError(f"scheduler.max_staleness: got {max_staleness:g}, expected 0; hint: mode=async")
+            raise ValueError(f"scheduler.max_staleness: got {max_staleness:g}, expected 0; set mode=async for more")
         self.groups, self.long = 0, False
         if oversample_prompts > 1:
             self.remembered = (*self.remembered, "groups", "long")

@@ -160,7 +160,7 @@ CLAIMS = {
 def kind_of(name: str) -> str:
     """The kind of `module:Name`, by its methods or parameters. Raises ConfigError."""
     if ":" not in name:
-        raise ConfigError(f"component: got {name!r}, expected module:Name; or say --kind with a shipped name")
+        raise ConfigError(f"component: got {name!r}, expected module:Name; or give --kind with a shipped name")
     found = resolve("loss", name)  # any kind: `module:Name` is looked up in the same way
     function = getattr(found, "func", found)
     if inspect.isclass(function) and {"reset", "step"} <= set(dir(function)):

@@ -59,7 +59,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "Every key, with its default and meaning: areal-like config [loss.dg|learner|run.steps|...].",
     )
     parser.add_argument("config", help="a yaml file, or the name of a shipped one, such as quickstart")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="dotted overrides, applied last")
     parser.add_argument("--resume", metavar="RUN", help="continue this run folder; auto: the newest unfinished run")
     parser.add_argument("--replay", metavar="RUN", help="train again on this run's recorded batches, without actors")
     parser.add_argument("--early-stop", metavar="N", help="end after N evaluations without a better checkpoint.best")

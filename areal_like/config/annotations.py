@@ -20,15 +20,15 @@ _SCALARS: dict[str, tuple[type, ...]] = {
     "Mapping": (Mapping,),
     "dict": (Mapping,),
 }
-_MUST = "must be "
+_RANGES = tuple(f"expected {word}" for word in ("at", "above", "below", "finite"))
 _INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
 _ANNOTATED = re.compile(r"Annotated\[(.+?), '(.*?)'\]")
 
 
 def misfit(value: object, annotation: ast.expr | None) -> str:
-    """A fault of a value's type or range, such as "expected float, got 'x'"; empty if there is none."""
+    """A fault of a value's type or range, such as "got 'x', expected float"; empty if there is none."""
     problem = _problem(value, annotation)
-    return f"{problem}, got {value!r}" if problem else ""
+    return f"got {value!r}, {problem}" if problem else ""
 
 
 def _problem(value: object, annotation: ast.expr | None) -> str:
@@ -42,16 +42,15 @@ def _problem(value: object, annotation: ast.expr | None) -> str:
             if "" in problems:
                 return ""
             # The range of the branch whose type the value has, rather than both types.
-            return next((problem for problem in problems if _MUST in problem), f"expected {_shown(annotation)}")
+            return next((each for each in problems if each.startswith(_RANGES)), f"expected {_shown(annotation)}")
         case ast.Subscript(
             value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[inner, ast.Constant(value=str(text))])
         ):
             return _problem(value, inner) or outside(value, text)
         case ast.Subscript(value=ast.Name(id="Literal"), slice=inner):
             choices = ast.literal_eval(inner)
-            choices = choices if isinstance(choices, tuple) else (choices,)
-            known = any(value == choice and type(value) is type(choice) for choice in choices)
-            return "" if known else f"expected {ast.unparse(annotation)}"
+            known = repr(value) in map(repr, choices if isinstance(choices, tuple) else (choices,))
+            return "" if known else f"expected {_shown(annotation)}"
         case ast.Subscript(value=ast.Name(id="list" | "Sequence" | "tuple"), slice=inner):
             return _of_items(value, inner) if isinstance(value, list | tuple) else f"expected {_shown(annotation)}"
         case ast.Subscript(value=ast.Name(id="dict"), slice=ast.Tuple(elts=[_, inner])) if isinstance(value, Mapping):
@@ -72,7 +71,7 @@ def _of_items(values: Sequence[object], inner: ast.expr) -> str:
     if len(kinds) != len(values):
         return f"expected {len(kinds)} values"
     problems = [_problem(value, kind) for value, kind in zip(values, kinds, strict=True)]
-    return next((f"each {problem}" for problem in problems if problem), "")
+    return next((f"{problem} for each" for problem in problems if problem), "")
 
 
 def type_and_range(annotation: str) -> tuple[str, str]:
@@ -82,11 +81,13 @@ def type_and_range(annotation: str) -> tuple[str, str]:
 
 
 def _shown(annotation: ast.expr) -> str:
-    return type_and_range(ast.unparse(annotation))[0]
+    """As a user writes its values: `Literal['a', 'b'] | None` → "'a' | 'b' | null"."""
+    text = type_and_range(ast.unparse(annotation))[0].replace("None", "null")
+    return re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace(", ", " | "), text)
 
 
 def outside(value: object, interval: str) -> str:
-    """Why a number is outside an interval, such as "must be at least 0 and below 1"; empty where it is not."""
+    """Why a number is outside an interval, such as "expected at least 0 and below 1"; empty where it is not."""
     found = _INTERVAL.fullmatch(interval)
     if not found or not isinstance(value, int | float):
         return ""
@@ -94,14 +95,12 @@ def outside(value: object, interval: str) -> str:
     above = value >= low if opening == "[" else value > low
     if above and (value <= high if closing == "]" else value < high):
         return ""
-    if value != value:
-        return "must be a number"
     ends = [f"{'at least' if opening == '[' else 'above'} {low}"] if low > -math.inf else []
     if high < math.inf:
         ends.append(f"{'at most' if closing == ']' else 'below'} {high}")
     elif value == math.inf:
         ends.append("finite")
-    return f"{_MUST}{' and '.join(ends)}"
+    return f"expected {' and '.join(ends)}"
 
 
 def _number(text: str) -> float:

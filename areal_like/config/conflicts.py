@@ -38,7 +38,7 @@ def refuse_conflicts(config: Config) -> None:
 
 def _of_sections(config: Config, known: Mapping[str, Knobs]) -> Iterator[Problem]:
     if config.weights.block_bytes % 4096:
-        yield "weights.block_bytes", "must be a multiple of 4096"
+        yield "weights.block_bytes", f"got {config.weights.block_bytes}, expected a multiple of 4096"
     age, sizing, scheduler = config.inject_staleness, known["sizing"]["name"], known["scheduler"]
     if age is None:
         return

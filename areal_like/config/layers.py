@@ -100,7 +100,7 @@ class Layers:
         if key == "model" and name not in known and (Path(name).is_dir() or ("/" in name and ":" not in name)):
             return self._merge(self.tree, {key: {"name": "folder", "path": name}}, origin)
         if name not in known and not (key in COMPONENTS and ":" in name):
-            hint = f"{component_hint(key, name, known)} There are {', '.join(known)}"
+            hint = f"{component_hint(key, name, known)} There are {', '.join(known)}{', FOLDER' * (key == 'model')}"
             raise ConfigError(f"{key}: there is no {key} {name!r}.{hint} [from {origin}]", key)
         if name in files and files[name] not in self._open:
             self.add_file(files[name])
@@ -165,8 +165,8 @@ def parse_override(text: str) -> tuple[str, Value]:
         raise ConfigError(f"{text!r} is no override; write key=value, such as learner.lr=1e-3")
     try:
         parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value.replace('${', _OPENS)}"]))
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{text!r}: the value is not valid yaml: {' '.join(str(error).split())}", key) from None
+    except (yaml.YAMLError, OmegaConfBaseException):
+        raise ConfigError(f"{key}: got {value!r}, expected yaml; quote it for the shell", key) from None
     found = _read_values(cast(Tree, parsed)["value"])
     if close := [each for each in found if ":" in str(each) and found[each] is None] if isinstance(found, dict) else []:
         raise ConfigError(f"{key}: got the key {close[0]!r} without a value, expected a space behind its colon", key)

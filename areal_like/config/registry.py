@@ -99,7 +99,7 @@ OTHER_NAMES = {
     "engine.tp_size": "tensor_model_parallel_size",
     "eval.every": "eval_steps test_freq",
     "filter": "filter_groups",
-    "groups_per_batch": "per_device_train_batch_size train_batch_size",
+    "groups_per_batch": "batch_size per_device_train_batch_size train_batch_size",
     "learner.checkpoint_activations": "gradient_checkpointing",
     "learner.clip_grad": "max_grad_norm",
     "learner.entropy_bonus": "entropy_coeff",
@@ -121,7 +121,7 @@ OTHER_NAMES = {
     "resume": "resume_from_checkpoint",
     "run.dir": "output_dir",
     "run.name": "experiment_name",
-    "run.steps": "max_steps num_train_epochs",
+    "run.steps": "max_steps num_train_epochs total_epochs total_training_steps",
     "run.trackers": "report_to",
     "sampling.max_new_tokens": "max_completion_length max_response_length max_tokens",
     "sampling.temperature": "temperature",
@@ -129,7 +129,8 @@ OTHER_NAMES = {
     "task.columns": "prompt_key answer_key input_key label_key dataset_text_field",
     "task.max_prompt_tokens": "max_prompt_length",
     "task.path": "dataset_name train_files",
-    "task.reward": "reward_funcs",
+    "task.reward": "reward reward_funcs custom_reward_function",
+    "task.reward_weights": "reward_weights",
 }
 """Key → what TRL and verl call it, the commonest ones; for error messages."""
 
@@ -255,10 +256,10 @@ def _validate_knobs(found: Signature, prefix: str, name: str, values: Mapping[st
         path = f"{prefix}.{knob}"
         if knob not in found.knobs:
             if not found.takes_any:
-                hint = " Knobs are keyword-only parameters." if ":" in name else key_hint(path, found.knobs)
-                raise ConfigError(
-                    f"{path}: {name!r} has no knob {knob!r}.{hint} It has {', '.join(found.knobs) or 'none'}", path
+                hint = (
+                    key_hint(path, found.knobs) or f" Its keyword-only parameters: {', '.join(found.knobs) or 'none'}"
                 )
+                raise ConfigError(f"{path}: {name!r} has no such knob.{hint}", path)
         elif problem := misfit(value, found.knobs[knob].annotation):
             raise ConfigError(f"{path}: {problem}", path)
         elif knob in COMPONENTS:  # it takes a spec of this kind, or just a name
@@ -289,7 +290,7 @@ def with_defaults(kind: str, spec: Mapping[str, object]) -> Knobs:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?`, or nothing where no known word is near."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 

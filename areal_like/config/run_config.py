@@ -5,6 +5,7 @@
 `config.schema` has the sections with types, `config.registry` the components' knobs, `config.layers` merges files and
 overrides, `configs/base.yaml` has the defaults and explains each key. The result is read-only. No torch."""
 
+import ast
 import copy
 import dataclasses
 import functools
@@ -16,7 +17,7 @@ from typing import Any, cast
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
-from areal_like.config.annotations import outside
+from areal_like.config.annotations import misfit, outside
 from areal_like.config.conflicts import AGES, BOUND, refuse_conflicts
 from areal_like.config.defaults import LEARNING, learning_defaults, machine_defaults
 from areal_like.config.heldout import check_heldout
@@ -28,8 +29,6 @@ from areal_like.places import CONFIGS
 from areal_like.run.run_folder import write
 
 __all__ = ["Config", "ConfigError", "load", "load_resolved", "replace", "save", "to_yaml"]
-
-_CUT = "rollouts sample from the whole distribution, as the learner computes logprobs of it: leave this out"
 
 
 def load(argv: Sequence[str], inherited: Config | None = None, origins: Mapping[str, str] | None = None) -> Config:
@@ -144,7 +143,7 @@ def _consistent(config: Config) -> Config:
     values = _leaves(tree)
     for key, interval in RANGES.items():
         if problem := outside(values.get(key), interval):
-            raise ConfigError(f"{key}: {problem}, got {values[key]}", key)
+            raise ConfigError(f"{key}: got {values[key]}, {problem}", key)
     refuse_conflicts(config)
     return config
 
@@ -216,8 +215,7 @@ def _refuse_unknown_keys(tree: Tree) -> None:
     for name, section in SECTIONS.items():
         values = tree.get(name, {})
         if not isinstance(values, dict):
-            keys = ", ".join(_names(section))
-            raise ConfigError(f"{name}: got {values!r}, expected a section with the keys {keys}", name)
+            raise ConfigError(f"{name}: got {values!r}, expected a section of {', '.join(_names(section))}", name)
         _refuse_unknown(values, section, f"{name}.", tree)
 
 
@@ -226,11 +224,11 @@ def _refuse_unknown(values: Tree, shape: type, prefix: str, tree: Tree) -> None:
     for key in values:
         path = f"{prefix}{key}"
         if path in ("sampling.top_p", "sampling.top_k"):
-            raise ConfigError(f"{path}: {_CUT}", path)
+            raise ConfigError(f"{path}: rollouts sample the whole distribution, as learning needs; leave it out", path)
         if key not in known:
-            leaf = next(iter(_leaves({path: values[key]})), path)  # actor_rollout_ref.rollout.n
-            hint = _elsewhere(str(key), tree) or key_hint(leaf, ()) or key_hint(str(key), known)
-            raise ConfigError(f"unknown key {path!r}.{hint or ' There are ' + ', '.join(known)}", path)
+            leaf = next(iter(_leaves({path: values[key]})), path).rpartition(".")[2]  # actor_rollout_ref.rollout.n
+            hint = _elsewhere(str(key), tree) or key_hint(leaf, ()) or _elsewhere(leaf, tree) or key_hint(path, known)
+            raise ConfigError(f"{path}: there is no such key.{hint or ' There are ' + ', '.join(known)}", path)
 
 
 def _elsewhere(key: str, tree: Tree) -> str:
@@ -262,10 +260,9 @@ def _typed(tree: Tree) -> Config:
     try:
         for name, value in tree.items():
             below = value if name in SECTIONS and isinstance(value, dict) else {}
-            section = config[name] if below else config
             for key in below:  # key by key: `merge` takes three times as long
                 at = f"{name}.{key}"
-                OmegaConf.update(section, key, below[key], merge=False)
+                OmegaConf.update(config[name], key, below[key], merge=False)
             if not below:
                 at, config[name] = name, value
         for key in sorted(key for key, value in _leaves(_plain(config)).items() if value == MISSING):
@@ -276,7 +273,10 @@ def _typed(tree: Tree) -> Config:
         key = error.full_key or at
         model = "model=FOLDER or " * ("'model.path'" in str(error))
         hint = f"; set {model}{key}=VALUE" * isinstance(error, InterpolationKeyError)
-        raise ConfigError(f"{key}: {str(error).splitlines()[0]}{hint}", key) from None
+        section, _, name = key.partition("[")[0].rpartition(".")
+        shape, values = (SECTIONS[section], cast(Tree, tree[section])) if section in SECTIONS else (Config, tree)
+        problem = "" if hint else misfit(values.get(name), ast.Constant(shape.__annotations__.get(name, "Spec")))
+        raise ConfigError(f"{key}: {problem or str(error).splitlines()[0]}{hint}", key) from None
     return cast(Config, config)
 
 

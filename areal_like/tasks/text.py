@@ -77,7 +77,7 @@ class TextTask:
         system: str | None = None,
     ):
         if tokenizer != BYTES and not (Path(tokenizer) / "tokenizer_config.json").is_file():
-            raise FileNotFoundError(f"task.tokenizer: no tokenizer in {tokenizer!r} (tokenizer_config.json is missing)")
+            raise FileNotFoundError(f"task.tokenizer: got {tokenizer!r}, expected a folder with tokenizer_config.json")
         for key, given in (("system", system), ("template", template)):
             if given is not None and not chat_template:
                 raise ValueError(f"task.{key}: only a chat template (task.chat_template) has a place for it")

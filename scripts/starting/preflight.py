@@ -48,7 +48,7 @@ def preflight(config: Config, gpus: Gpus | None = None) -> tuple[str, dict[str, 
     _built("scheduler", config.scheduler, Scheduler, sizing)
     check_batch(config, sizing)
     if config.learner["name"] == "torch" and config.sampling.temperature == 0:
-        raise ConfigError("sampling.temperature: greedy rollouts (0) can't be trained on; evaluation may be greedy")
+        raise ConfigError("sampling.temperature: got 0, expected more: greedy rollouts can't be trained on")
     check_packages(config)
     check_devices(config, gpus)
     check_workflows(config)

@@ -146,7 +146,6 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, submitted: list[list[str]], ar
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ({"sedes": [1]}, "sedes"),
         ({"grid": {"loss": ["ppo", "pppo"]}, "tune": ABSENT}, "loss=pppo"),
         ({"grid": {"mode": {"a": {"scheduler.max_staleness": "x"}}}}, "tune"),
         ({"seeds": [1, 1]}, "seeds"),

@@ -97,21 +97,6 @@ def test_a_wrong_argument_is_refused_before_the_work(
         kind(text)
 
 
-@pytest.mark.parametrize("command", ["timeline", "ledger", "status", "stop", "join"])
-def test_a_folder_that_is_not_there_is_exit_code_2(
-    tmp_path: Path, command: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", [command, str(tmp_path / "no run")])
-    module = __import__(f"scripts.{command}", fromlist=["main"])
-    with own_signals():
-        try:
-            code = module.main()
-        except SystemExit as ended:
-            code = ended.code
-    said = capsys.readouterr().err
-    assert code == 2 and said.startswith("error: ") and "no run" in said and len(said.splitlines()) == 1
-
-
 @pytest.mark.parametrize(("where", "code"), [("write_record", 2), ("run", 1)])
 def test_a_full_disk_at_the_start_is_one_sentence_with_the_remedy(
     tmp_path: Path, where: str, code: int, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -60,11 +60,3 @@ def test_parts_are_shown(capsys: pytest.CaptureFixture, parts: list[str], shown:
     assert config.main(parts) == 0
     found = capsys.readouterr().out
     assert [text for text in shown if text not in found] == []
-
-
-def test_a_wrong_part_gets_the_nearest(capsys: pytest.CaptureFixture) -> None:
-    cases = {"los": "loss", "grpo": "algorithm.grpo", "learning_rate": "learner.lr", "ess_scale": "learner.ess_scale"}
-    for wrong, near in cases.items():
-        with pytest.raises(SystemExit):
-            config.main([wrong])
-        assert near in capsys.readouterr().err

@@ -178,7 +178,6 @@ def test_a_run_is_asked_its_own_held_out_prompts(model: Path, tmp_path: Path, ca
     run = str(tmp_path / "run")
     for arguments, told in (
         ([str(model)], "name a set"),
-        ([str(model), "nowhere.jsonl"], "no file"),
         ([str(model), "copy"], "expected the 13 of copy"),
         ([run, "--against", str(model)], "expected the 13 of copy (held-out)"),
     ):
