@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("study", help="a yaml file, or the name of one in configs/ablation: staleness")
     parser.add_argument("--out", type=Path, help="output folder (default: runs/ablation/NAME)")
     parser.add_argument("--parallel", type=positive, metavar="N", help="runs at a time (default: 1; on Slurm: all)")
-    parser.add_argument("--only", choices=[TUNE, MAIN, "report"], help="this stage alone; report: tables and plots")
+    parser.add_argument("--only", choices=[TUNE, MAIN, "report"], help="stage; report: tables and plots (default: all)")
     parser.add_argument("--slurm", action="store_true", help="submit array jobs instead of running here")
     parser.add_argument("--dry-run", action="store_true", help="print the runs or jobs that it would start, and stop")
     args = parser.parse_args(argv)

@@ -206,9 +206,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = command("check", __doc__)
     parser.add_argument("component", help="module:Name, found from the current folder; with --kind also a shipped name")
     parser.add_argument("knobs", nargs="*", metavar="knob=value", help="knobs of the component")
-    parser.add_argument("--kind", choices=CLAIMS, help="if methods or parameters do not show it")
-    parser.add_argument("--answer", default="42", help="reward: an answer, as a row of the data set has it")
-    parser.add_argument("--response", default="The answer is 42", help="reward: a right response to it")
+    parser.add_argument("--kind", choices=CLAIMS, help="kind of component (default: by its methods or parameters)")
+    parser.add_argument("--answer", default="42", help="for a reward: the answer of a row (default: 42)")
+    parser.add_argument("--response", default="The answer is 42", help="a right response (default: The answer is 42)")
     args = parser.parse_intermixed_args(argv)
     out, broken = console(), 0
     with refusing():

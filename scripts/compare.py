@@ -102,7 +102,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = command("compare", __doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run folder, or a folder of runs")
-    parser.add_argument("--json", type=json_file, metavar="FILE", help="write all figures here (-: standard output)")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="file for all figures (-: standard output)")
     args = parser.parse_args(argv)
     with refusing():
         rows = compare(runs_of(args.runs))

@@ -170,7 +170,7 @@ def overview() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = command("config", __doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help="e.g. learner, loss.dg, buffer, run.steps")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="e.g. learner, loss.dg, run.steps (default: overview)")
     args = parser.parse_args(argv)
     base, out = said((CONFIGS / "base.yaml").read_text(encoding="utf-8")), console()
     with refusing():

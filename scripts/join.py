@@ -72,7 +72,7 @@ def accompany(args: argparse.Namespace, signals: Signals) -> bool:
 def main(argv: list[str] | None = None) -> int:
     parser = command("join", __doc__)
     add_arguments(parser)
-    parser.add_argument("--actors", type=positive, default=1, metavar="N", help="how many actors (default: 1)")
+    parser.add_argument("--actors", type=positive, default=1, metavar="N", help="number of actors (default: 1)")
     parser.add_argument("--devices", metavar="0-3", help="GPUs of this host for them, evenly (default: each sees all)")
     parser.add_argument("--max-restarts", type=int, metavar="N", help="restarts of each (default: actors.max_restarts)")
     parser.add_argument("--wait", action="store_true", help="wait for the run to start or resume, until it has ended")

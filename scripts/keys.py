@@ -16,7 +16,7 @@ from .console.arguments import command, refusing
 def main(argv: list[str] | None = None) -> int:
     parser = command("keys", __doc__, "example:  areal-like train quickstart security.key_folder=~/keys")
     parser.add_argument("folder", type=Path, help="folder for the keys; created if missing")
-    parser.add_argument("--client", metavar="NAME", help="add a client, whose machine needs FOLDER/NAME")
+    parser.add_argument("--client", metavar="NAME", help="client to add, whose machine needs FOLDER/NAME")
     what = "rights of the client: actor (default), operator (status and stop), observer (status), learner"
     parser.add_argument("--role", choices=list(SENDS), default="actor", help=what)
     args = parser.parse_args(argv)

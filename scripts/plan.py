@@ -162,8 +162,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--staleness", type=bound, nargs="+", default=[1, 4, 8], help="bounds (default: 1 4 8)")
     parser.add_argument("--steps", type=positive, default=12, metavar="N", help="least train steps (default: 12)")
     parser.add_argument("--best", type=positive, default=5, metavar="N", help="number of plans to print (default: 5)")
-    parser.add_argument("--out", type=new_file, metavar="FILE", help="write the config of the best plan here")
-    parser.add_argument("--json", type=json_file, metavar="FILE", help="write all plans here (-: standard output)")
+    parser.add_argument("--out", type=new_file, metavar="FILE", help="file for the config of the best plan")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="file for all plans (-: standard output)")
     args = parser.parse_intermixed_args(argv)
 
     def load(overrides: tuple[str, ...]) -> Config:

@@ -159,17 +159,17 @@ def as_data(record: Kept, texts: Texts) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = command("samples", __doc__)
-    parser.add_argument("run", type=Path, help="the folder of a run")
+    parser.add_argument("run", type=Path, help="a run folder")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--dropped", action="store_const", dest="fate", const=DROPPED, help="what was not trained")
     which.add_argument("--held-out", action="store_const", dest="fate", const=HELDOUT, help="held-out answers")
     order = parser.add_mutually_exclusive_group()
     order.add_argument("--best", action="store_true", help="highest rewards first")
     order.add_argument("--worst", action="store_true", help="lowest rewards first")
-    parser.add_argument("--step", type=int, help="only samples of this train step")
-    parser.add_argument("--search", metavar="TEXT", help="only those with this text in prompt, response or reason")
-    parser.add_argument("--count", type=int, default=5, help="samples to show (default: 5; 0: all)")
-    parser.add_argument("--json", type=json_file, metavar="FILE", help="write the samples here (-: standard output)")
+    parser.add_argument("--step", type=int, help="train step of the samples (default: any)")
+    parser.add_argument("--search", metavar="TEXT", help="text in prompt, response or reason (default: any)")
+    parser.add_argument("--count", type=int, default=5, help="samples to show; 0: all (default: 5)")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="file for the samples (-: standard output)")
     args = parser.parse_args(argv)
     fate: Fate = args.fate or TRAINED
     with refusing():

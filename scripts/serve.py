@@ -65,10 +65,10 @@ async def serve(args: argparse.Namespace, model: Any, codec: Codec, stop: tuple[
 def main(argv: list[str] | None = None) -> int:
     parser = command("serve", __doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="a run's folder, or a model's (config.json)")
-    parser.add_argument("--port", type=port, default=8000, help="0: any free one (default: 8000)")
+    parser.add_argument("--port", type=port, default=8000, help="port; 0: any free one (default: 8000)")
     parser.add_argument("--slots", type=positive, default=64, help="sequences at once (default: 64)")
-    parser.add_argument("--max-tokens", type=positive, default=512, help="of an answer, if a request does not say")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the answers")
+    parser.add_argument("--max-tokens", type=positive, default=512, help="longest answer (default: 512)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the answers (default: 0)")
     args = parser.parse_args(argv)
     with refusing():
         if find_spec("aiohttp") is None:

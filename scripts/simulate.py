@@ -20,11 +20,11 @@ from .simulation.run import SHARES, Simulation, difference, figures_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", help="YAML file, or name of a shipped config")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, applied last")
+    parser.add_argument("config", help="a yaml file, or the name of a shipped one")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="dotted overrides, applied last")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--costs", type=Path, metavar="FILE", help="costs in YAML (default: those of timed parts)")
-    source.add_argument("--costs-from", type=Path, metavar="RUN", help="fit the costs to this run's folder")
+    source.add_argument("--costs-from", type=Path, metavar="RUN", help="run folder to fit the costs to")
 
 
 def costs_of(config: Config, args: argparse.Namespace) -> Costs:
@@ -46,9 +46,9 @@ def show(found: dict[str, float], measured: dict[str, float]) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = command("simulate", __doc__)
     add_arguments(parser)
-    parser.add_argument("--against", type=Path, metavar="RUN", help="folder of a real run to compare with")
-    parser.add_argument("--write-costs", type=new_file, metavar="FILE", help="write the costs to this file")
-    parser.add_argument("--json", type=json_file, metavar="FILE", help="write the figures here (-: standard output)")
+    parser.add_argument("--against", type=Path, metavar="RUN", help="run folder to compare with")
+    parser.add_argument("--write-costs", type=new_file, metavar="FILE", help="file for the costs")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="file for the figures (-: standard output)")
     args = parser.parse_intermixed_args(argv)
     with refusing(RolloutsFail):
         config = configs.load([args.config, *args.overrides])

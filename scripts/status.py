@@ -87,7 +87,7 @@ def follow(running: Running, args: argparse.Namespace) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = command("status", "Shows waiting processes and the progress of a run.")
     add_arguments(parser)
-    parser.add_argument("--json", type=json_file, metavar="FILE", help="write the status once (-: standard output)")
+    parser.add_argument("--json", type=json_file, metavar="FILE", help="file for the status, once (-: standard output)")
     args = parser.parse_args(argv)
     with refusing(BusError), contextlib.suppress(KeyboardInterrupt):
         if is_going_on(args.run) or not (summary := summary_of(args.run)):

@@ -111,7 +111,7 @@ def table(found: Timeline) -> Table:
 def main() -> None:
     parser = command("timeline", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
-    parser.add_argument("--plot", type=picture, metavar="FILE", help="draw the timeline here (png, pdf, svg)")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="file for a picture (png, pdf, svg)")
     for side, default in (("begin", 0.0), ("end", math.inf)):
         parser.add_argument(f"--{side}", type=float, default=default, metavar="S", help="seconds after the first span")
     args = parser.parse_args()
