@@ -18,10 +18,8 @@ MISTAKES = [
     # commands and files
     ("train", "trian quickstart"),
     ("config", "train"),
-    ("quickstart", "train quikstart"),
     ("ablate study.yaml", "train study.yaml"),
     ("run.steps", f"{RUN} --num-train-epochs=3"),
-    ("steps", f"{RUN} steps"),
     ("loss: got '{name:', expected yaml", f"{RUN} loss={{name: ppo}}"),
     ("run.dir=file", f"{RUN} run.dir=file"),
     ("resume=nowhere", f"{RUN} resume=nowhere"),
@@ -32,7 +30,6 @@ MISTAKES = [
     *[(near, f"config {wrong}") for wrong, near in PARTS.items()],
     # names of keys, also of TRL and verl
     ("groups_per_batch", f"{RUN} batch_size=16"),
-    ("learner.lr", f"{RUN} learner.learning_rate=1e-3"),
     ("learner.lr", f"{RUN} actor_rollout_ref.actor.optim.lr=1e-6"),
     ("task.reward_weights", f"{RUN} reward_weights=[1]"),
     ("'template'", f"{DATA}rows.jsonl task.templat=x"),
