@@ -154,7 +154,7 @@ class Router:
             raise
         except zmq.ZMQError as error:
             self.close()
-            hint = "another process uses it; choose a free port, or 0" if error.errno == zmq.EADDRINUSE else str(error)
+            hint = "in use; choose a free buffer.port, or 0 for any" if error.errno == zmq.EADDRINUSE else str(error)
             raise BusError(f"can't bind to {endpoint}: {hint}") from None
         self.endpoint = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 

@@ -93,7 +93,7 @@ def test_a_bad_message_or_one_of_too_many_frames_is_refused_and_the_next_one_tak
 
 def test_a_port_in_use_is_an_error_with_a_way_out() -> None:
     holder = Router("tcp://127.0.0.1:0")
-    with pytest.raises(BusError, match=r"can't bind to tcp://127\.0\.0\.1:\d+: another process uses it; choose"):
+    with pytest.raises(BusError, match=r"can't bind to tcp://127\.0\.0\.1:\d+: in use; choose a free buffer\.port"):
         Router(holder.endpoint)
     holder.close()
 
