@@ -26,11 +26,7 @@ from ..console.output import write_json
 from .figures import ended
 
 BENCHES = {
-    "modes": (
-        "--scenario longtail --modes async1 async4",
-        "",
-        "buffer areal_like/wire scripts/simulation configs/bench",
-    ),
+    "modes": ("--scenario longtail --modes async1 async4", "", "buffer scripts/simulation configs/bench"),
     "buffer": ("--without-ray --rounds 1", "--without-ray", "buffer areal_like/wire"),
     "delta": ("--millions 30 --repeats 2", "", "areal_like/weights"),
     "learner": ("--without-trl --repeats 1", "--without-trl", "learners areal_like/models"),
