@@ -13,9 +13,9 @@ def batch_metrics(batch: Batch) -> dict[str, Any]:
     """Metrics of one batch, by the names used in `metrics.jsonl`.
 
     Lengths are in tokens, staleness and spans in versions. `zero_variance_share` is the share of groups whose rewards
-    are all equal, `cut_share` that of answers cut at their limit; `version_span` newest − oldest version of a sample.
-    The histogram maps a staleness to a number of samples. `reward/part/NAME` is the mean of a reward's part, before its
-    weight.
+    are all equal, `truncated_share` that of answers that end at their limit; `version_span` newest − oldest version of
+    a sample. The histogram maps a staleness to a number of samples. `reward/part/NAME` is the mean of a reward's part,
+    before its weight.
     """
     samples = batch.samples
     rewards = np.array([s.reward for s in samples], np.float64)
@@ -33,7 +33,7 @@ def batch_metrics(batch: Batch) -> dict[str, Any]:
         "response_length/mean": float(lengths.mean()),
         "response_length/p95": float(np.quantile(lengths, 0.95)),
         "response_length/max": int(lengths.max()),
-        "response_length/cut_share": float(np.mean([s.finish == "length" for s in samples])),
+        "response_length/truncated_share": float(np.mean([s.finish == "length" for s in samples])),
         "tokens": int(sum(np.count_nonzero(s.loss_mask) for s in samples)),
         "staleness/mean": float(np.mean(staleness)),
         "staleness/max": max(staleness),

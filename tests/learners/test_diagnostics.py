@@ -94,7 +94,7 @@ def test_a_small_batch_by_hand():
         "response_length/mean": 3.0,
         "response_length/p95": pytest.approx(4.7),
         "response_length/max": 5,
-        "response_length/cut_share": 0.25,
+        "response_length/truncated_share": 0.25,
         "tokens": 11,
         "staleness/mean": 2.0,
         "staleness/max": 3,
