@@ -54,15 +54,16 @@ PAIRED = {"difference": "+.3f", "low": "+.3f", "high": "+.3f", "better": "d", "w
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to one prompt: texts, rewards, lengths in tokens, and how many were cut at the longest length; without
-    those `unscored`, whose reward is None."""
+    """Answers to one prompt: texts, rewards with their parts, lengths in tokens, and how many were truncated at the
+    longest length; without those `unscored`, whose reward is None."""
 
     prompt: str
     wanted: str
     texts: list[str]
     rewards: list[float]
+    parts: list[dict[str, float]]
     lengths: list[int]
-    cut: int
+    truncated: int
     unscored: int
 
 
@@ -201,6 +202,7 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
     environment fails."""
     from actors.agents.programs import AgentError
     from actors.engines.torch_engine import TorchEngine
+    from actors.recorder import Recorder
     from actors.reward_pool import NoReward, RewardError, RewardPool
     from actors.rewards import reward_function
     from areal_like.sampling import stream_key
@@ -215,13 +217,14 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
         key, longest = stream_key(args.seed, number, i), args.max_tokens or question.longest or prompt.max_tokens
         limits = Limits(longest, args.temperature, tuple(task.stop_tokens), key=key, trained=False)
         prompt = question.stops.cut(prompt)
-        limits = question.stops.within(limits, prompt)
+        limits, recorder = question.stops.within(limits, prompt), Recorder(engine, reward)
         try:
-            made = await question.workflow(engine, reward, prompt, limits, f"{number} {i}")
+            made = await question.workflow(recorder, recorder.reward, prompt, limits, f"{number} {i}")
         except NoReward:
             return None
         if made is None:
             raise ConfigError(f"{question.name}: the workflow rejected a sample of row {question.rows[number][1]}")
+        made.parts = recorder.parts | made.parts
         return made
 
     async def answers(number: int) -> Answers:
@@ -230,10 +233,10 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
         samples = [each for each in made if each is not None]
         responses = [each.tokens[each.prompt_length :] for each in samples]
         texts = [prompt.codec.decode(each) if prompt.codec else " ".join(map(str, each)) for each in responses]
-        cut = sum(each.finish == "length" for each in samples) if task.stop_tokens else 0
-        rewards, lengths = [float(each.reward) for each in samples], [len(each) for each in responses]
-        unscored = len(made) - len(samples)
-        return Answers(shown[number], str(prompt.answer), texts, rewards, lengths, cut, unscored)
+        full = sum(each.finish == "length" for each in samples) if task.stop_tokens else 0
+        rewards, parts = [float(each.reward) for each in samples], [each.parts for each in samples]
+        wanted, counts = str(prompt.answer), (list(map(len, responses)), full, len(made) - len(samples))
+        return Answers(shown[number], wanted, texts, rewards, parts, *counts)
 
     try:
         found = list(await asyncio.gather(*map(answers, range(len(question.rows)))))
@@ -258,26 +261,30 @@ def evaluate(args: argparse.Namespace, folder: Path, asked: Sequence[Question]) 
 
 
 def figures(answers: Sequence[Answers], args: argparse.Namespace) -> dict[str, Any]:
-    """Means over prompts, [mean, low, high] of the reward and of each pass@k."""
+    """Means over prompts, [mean, low, high] of the reward, of each of its parts, and of each pass@k."""
     lengths = [length for each in answers for length in each.lengths]
     rewards = [each.rewards for each in answers if each.rewards]
+    parts = {name for each in answers for sample in each.parts for name in sample}
+    of_part = {name: [[one[name] for one in each.parts if name in one] for each in answers] for name in sorted(parts)}
+    means = {f"part/{name}": estimates.figures(list(filter(None, of_part[name])), (), RIGHT) for name in of_part}
     return {
         "prompts": len(rewards),
         "samples": args.samples,
         "unscored": sum(each.unscored for each in answers),
         **estimates.figures(rewards, estimates.powers(min(map(len, rewards))), RIGHT),
+        **{name: found["reward"] for name, found in means.items()},
         "tokens": sum(lengths) / len(lengths),
-        "cut": sum(each.cut for each in answers) / len(lengths),
+        "truncated": sum(each.truncated for each in answers) / len(lengths),
     }
 
 
 def show(results: Mapping[str, Mapping[str, Any]], args: argparse.Namespace, model: Path) -> None:
     how = "greedy" if args.temperature == 0 else f"temperature {args.temperature:g}"
     title = f"{model}: {args.samples} answer{'s' * (args.samples > 1)} per prompt, {how}"
-    made = table(title, "set", "prompts", "figure", "mean", "low", "high", "tokens", "cut")
+    made = table(title, "set", "prompts", "figure", "mean", "low", "high", "tokens", "truncated")
     for name, found in results.items():
-        size, of_answers = str(found["prompts"]), (f"{found['tokens']:.1f}", f"{found['cut']:.0%}")
-        for figure in (each for each in found if each == "reward" or each.startswith("pass@")):
+        size, of_answers = str(found["prompts"]), (f"{found['tokens']:.1f}", f"{found['truncated']:.0%}")
+        for figure in (each for each in found if each == "reward" or each.startswith(("pass@", "part/"))):
             made.add_row(shortened(name, 24), size, figure, *(f"{each:.3f}" for each in found[figure]), *of_answers)
     console().print(made)
     for name, found in results.items():
@@ -357,15 +364,14 @@ def main(argv: list[str] | None = None) -> int:
     data = [{name: figures(each, args) for name, each in found.items()} for found in answers]
     if args.against:
         for name, each in answers[0].items():
-            changes = differences(answers[1][name], each)
-            data[0][name] |= {"against": data[1][name], "differences": changes}
+            data[0][name] |= {"against": data[1][name], "differences": differences(answers[1][name], each)}
     if args.json != Path("-"):
         for name, each in answers[0].items():
             show_answers(name, each[: args.show])
         for given, found in zip(models, data, strict=True):
             show(found, args, given)
         if args.against:
-            show_differences(f"{args.model} minus {args.against}, prompt by prompt", data[0])
+            show_differences(f"{args.model} minus {args.against}, prompt by prompt, by the first one's task", data[0])
     for found, of_model in zip(data, answers, strict=True):
         for name, each in of_model.items():
             found[name]["answers"] = [asdict(answer) for answer in each]

@@ -42,7 +42,9 @@ function reward() {
     const points = { x: found.map(placeOf), y: found.map((each) => each.reward), name: "held-out", mode: "lines+markers", line: { color: colour("c1"), width: 2 }, marker: { size: 7 }, hovertemplate: "%{y:.4~g}" };
     return { traces: [...line("reward/mean", "train", "c0"), ...(found.length ? [points] : [])] };
   }, 400);
-  return section("reward", "Reward", "", notes(), tiles(), el("div", { class: "front" }, curve, written(open)));
+  const parts = Object.keys(run.series.columns).filter((key) => key.startsWith("reward/part/")).map((key) => [key, key.slice("reward/part/".length)]);
+  const ofParts = parts.length ? chart("Parts of the reward", "before their weights, mean of each train step", () => lines(parts)) : null;
+  return section("reward", "Reward", "", notes(), tiles(), el("div", { class: "front" }, curve, written(open)), ofParts);
 }
 
 function heldoutSets() {

@@ -36,6 +36,7 @@ ELSEWHERE = {
     "areal-like ablate staleness --parallel": "tests/integration/test_ablate.py",
     "areal-like train base model=Qwen/": "tests/areal_like/test_hub.py",
     "areal-like export": "tests/scripts/test_eval.py",
+    "areal-like eval runs/a test.csv": "tests/scripts/test_eval.py",
     "areal-like train configs/smollm2/one-digit.yaml 'group_reward=": "tests/actors/test_group_rewards.py",
     "areal-like train gsm8k/0.5b": "tests/scripts/test_estimate.py",
     "areal-like join": "tests/integration/test_process_life.py",

@@ -11,6 +11,10 @@ def short(answer: str, response: str) -> float:
     return float(len(response) % 2)
 
 
+def in_parts(answer: str, response: str) -> dict[str, float]:
+    return {"short": short(answer, response)}
+
+
 def of_some(answer: str, response: str) -> float | None:
     return None if len(response) % 3 == 0 or answer == "none" else short(answer, response)
 
