@@ -207,7 +207,7 @@ def test_a_terminal_without_utf8_shows_escapes(tmp_path: Path, monkeypatch: pyte
 
 
 def test_answers_of_a_model_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    eval.show_answers("a", [eval.Answers("\x1b[2J?", "1", ["\x1b]0;x\x07"], [1.0], [1], 0, 0)])
+    eval.show_answers("a", [eval.Answers("\x1b[2J?", "1", ["\x1b]0;x\x07"], [1.0], [{}], [1], 0, 0)])
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\x07" not in out and "\\x1b[2J?" in out
 
