@@ -2,7 +2,7 @@
 
 One after the other, each bench runs three times, in processes of its own; a figure is the mean with the range.
 docs/data/bench.json keeps all metrics. A bench that fails leaves its rows as they are, and the exit code is 1.
-`--quick`: smaller benches, less than ten minutes on two cores. Rows older than the code that they measure are listed
+`--quick`: smaller benches, about ten minutes on two cores. Rows older than the code that they measure are listed
 at the end; `--check` does no more than that, with exit code 1 if there are any.
 """
 
@@ -109,7 +109,7 @@ def origin(name: str) -> dict[str, str]:
 
 def main() -> int:
     parser = command("bench.all", __doc__)
-    parser.add_argument("--quick", action="store_true", help="smaller benches, less than ten minutes")
+    parser.add_argument("--quick", action="store_true", help="smaller benches, about ten minutes")
     parser.add_argument("--only", nargs="+", choices=BENCHES, default=BENCHES, metavar="NAME", help=", ".join(BENCHES))
     parser.add_argument("--check", action="store_true", help="only list rows older than the code that they measure")
     args = parser.parse_args()
