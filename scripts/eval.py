@@ -254,7 +254,8 @@ def evaluate(args: argparse.Namespace, folder: Path, asked: Sequence[Question]) 
     """Set → answers of the model in a folder. Raises UserError, ValueError, OSError."""
     answers = {}
     for question in asked:
-        print(f"{folder}: {question.name}, {len(question.rows)} prompts", file=sys.stderr, flush=True)
+        count = f"{len(question.rows)} prompts, {len(set(question.prompts()))} different"
+        print(f"{folder}: {question.name}, {count}", file=sys.stderr, flush=True)
         model = build("model", {"name": "folder", "path": str(folder)}, args.seed, question.task.vocab_size)
         answers[question.name] = asyncio.run(ask(args, question, model))
     return answers
@@ -343,17 +344,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--against", type=Path, metavar="OTHER", help="a run's or a model's folder to compare with")
     parser.add_argument("--prompts", type=positive, help="prompts per set (default: all of a file, else 256)")
     parser.add_argument("--samples", type=positive, default=1, help="answers per prompt (default: 1)")
-    parser.add_argument("--temperature", type=amount, help="of sampling; 0: greedy (default: 0 for one sample, else 1)")
+    parser.add_argument("--temperature", type=amount, help="of sampling (default: the run's; 0 for one sample, else 1)")
     parser.add_argument("--max-tokens", type=positive, help="longest answer (default: the task's)")
     parser.add_argument("--seed", type=int, default=0, help="seed of samples and of the choice of rows (default: 0)")
     parser.add_argument("--slots", type=positive, default=64, help="sequences at once (default: 64)")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="number of prompts to print (default: 0)")
     parser.add_argument("--json", type=json_file, metavar="FILE", help="file for figures, answers (-: standard output)")
     args = parser.parse_args(argv)
-    if args.temperature is None:
-        args.temperature = 0.0 if args.samples == 1 else 1.0
     models = [given for given in (args.model, args.against) if given]
     with refusing():
+        if args.temperature is None:
+            run = run_of(args.model)
+            args.temperature = (run.eval.temperature if run else 0.0) or float(args.samples > 1)
         folders = [model_folder(given) for given in models]
         asked = [questions(args, folder) for folder in folders]  # a file is read with the model's own tokenizer
         for given, folder, own in zip(models, folders, asked, strict=True):
