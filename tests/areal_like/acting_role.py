@@ -40,9 +40,9 @@ def main(role: Role) -> None:
     if part == "ignore":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         child(role)
-    role.offer(role.name, "here")
     while True:
         try:
+            role.offer(role.name, "here")  # a signal may come at once
             time.sleep(120)
         except SystemExit:
             if part != "swallow":
