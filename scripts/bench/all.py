@@ -1,6 +1,6 @@
 """Measure on the CPU and write the rows into docs/results.md: `python -m scripts.bench.all [--quick] [--only NAME]`.
 
-One after the other, each bench runs three times, in processes of its own; a figure is the mean with the range.
+One after the other, each bench runs three times, in separate processes; a figure is the mean with the range.
 docs/data/bench.json keeps all metrics. A bench that fails leaves its rows as they are, and the exit code is 1.
 `--quick`: smaller benches, about ten minutes on two cores. Rows older than the code that they measure are listed
 at the end; `--check` does no more than that, with exit code 1 if there are any.
