@@ -163,8 +163,7 @@ class TorchLearner:
         self.shall_stop: Callable[[], bool] = lambda: False
         self._loss, self._marks, self._advantage, self._seed = loss, marks_of(loss), advantage, seed
         self._starts_known = needs_current(advantage)  # proximal logprobs come before advantages
-        planning = self._passes, self.ranks, self.objective, self._starts_known
-        self._planner = Planner(loss, *planning) if self._marks.plan else None
+        self._planner = Planner(loss, self._passes, self.ranks, self._starts_known) if self._marks.plan else None
 
     def train(self, batch: Batch) -> dict[str, Any]:
         """One train step on a batch, or this rank's share of it. Returns the whole batch's metrics: those of
@@ -273,7 +272,7 @@ class TorchLearner:
     def _accumulate(self, step: Step, samples: np.ndarray, *, at_start: bool) -> float:
         """Put the gradient of one minibatch into the optimizer's buffer; returns its loss."""
         columns = self._planner.plan(step, samples, at_start) if self._planner else step.columns
-        denominator = self.objective.denominator(step.counted, samples) or 1.0  # 0: a correction has left nothing
+        denominator = self.objective.denominator(step.columns, samples) or 1.0  # 0: no token of it is trained
         self.optimizer.zero_grad()
         step.input_tokens += int(step.columns.lengths[samples].sum())
         losses = list[Tensor]()

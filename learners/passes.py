@@ -15,7 +15,6 @@ from areal_like.types import Batch, Group, Sample
 from learners.collectives import Ranks
 from learners.logprobs import forward_logprobs
 from learners.losses.contract import LossFunction, marks_of, planned_for
-from learners.objective import Objective
 from learners.packing import Columns, MicroBatch, empty_microbatch
 from learners.step import Step
 from learners.untrainable import Interrupted
@@ -102,9 +101,9 @@ class Planner:
     """Lets a loss weigh all tokens of a minibatch before any of them is differentiated (`contract.planned_for`).
     `starts_known`: a step's proximal logprobs are there before its first minibatch."""
 
-    def __init__(self, loss: LossFunction, passes: Passes, ranks: Ranks, objective: Objective, starts_known: bool):
+    def __init__(self, loss: LossFunction, passes: Passes, ranks: Ranks, starts_known: bool):
         self._loss, self._marks = loss, marks_of(loss)
-        self._passes, self._ranks, self._objective, self._starts_known = passes, ranks, objective, starts_known
+        self._passes, self._ranks, self._starts_known = passes, ranks, starts_known
 
     def plan(self, step: Step, samples: np.ndarray, at_start: bool) -> Columns:
         """Put the plan of a minibatch into `step`; returns the columns that need a gradient."""
@@ -125,14 +124,12 @@ class Planner:
             step.proximal = self._ranks.sum_disjoint(step.proximal, step.own)
         minibatch = step.loss_batch(places, current[places], step.sample[places], with_proximal=around)
         minibatch, observed = planned_for(self._loss, minibatch)
-        step.plan(places, minibatch.weights, minibatch.factors, observed)
-        if self._marks.drops:
-            step.leave_out(self._objective.shares)
-        columns = step.counted
+        assert minibatch.weights is not None
+        step.plan(places, minibatch.weights, observed)
+        columns = step.columns
         if self._marks.plan.skips:
             assert step.weights is not None
-            kept = step.weights != 0 if step.factors is None else (step.weights != 0) & (step.factors != 0)
-            columns = step.columns.only(kept.cpu().numpy())
+            columns = columns.only((step.weights != 0).cpu().numpy())
         skipped = places[step.own[places] & ~torch.isin(places, step.on_device(columns.tokens_of(samples)))]
         step.observe(step.foreseen(skipped), skipped, "loss/")  # of the others when the loss is known
         return columns

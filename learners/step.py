@@ -33,14 +33,13 @@ class Step:
         self.sample = self.on_device(columns.sample)
         self.own = self.on_device(own[columns.sample])
         self.group = self.on_device(self.groups[columns.sample])
-        self.share = self._shares(share(columns))
+        known = share(columns)
+        self.share = None if known is None else self.on_device(known).to(self.behaviour.dtype)
         self.proximal = torch.full_like(self.behaviour, torch.nan)
         self.advantages = torch.zeros_like(self.behaviour)
         self.reference: Tensor | None = None
         self.teacher: Tensor | None = None
         self.weights: Tensor | None = None
-        self.factors: Tensor | None = None
-        self.counted = columns
         self._foreseen: Observed = {}
         self.tally = TokenTally()
         self._observed: dict[str, list[tuple[Tensor, Tensor]]] = {}  # name → (places, values) of this rank's tokens
@@ -52,9 +51,6 @@ class Step:
     def on_device(self, array: np.ndarray | None) -> Any:
         return None if array is None else to_device(array, self.device)
 
-    def _shares(self, found: np.ndarray | None) -> Tensor | None:
-        return None if found is None else self.on_device(found).to(self.behaviour.dtype)
-
     def note_penalties(self, less: np.ndarray, by_token: np.ndarray) -> None:
         """For `numbers`: `less` [n] is subtracted from the samples' rewards, `by_token` [N] from the tokens' rewards. A
         whole sample's part stands at its last trained token."""
@@ -65,27 +61,13 @@ class Step:
         if by_token.any():
             self.penalties["penalty/kl"] = by_token
 
-    def plan(
-        self, places: Tensor, weights: Tensor | None, factors: Tensor | None, observed: Observed | None = None
-    ) -> None:
+    def plan(self, places: Tensor, weights: Tensor, observed: Observed) -> None:
         """Store a plan's weights and observations for the tokens at `places` int64 [M]: [M] each."""
         self._foreseen = {
             name: values.new_zeros(len(self.behaviour)).index_copy(0, places, values)
-            for name, values in (observed or {}).items()
+            for name, values in observed.items()
         }
-        if weights is not None:
-            self.weights = torch.zeros_like(self.behaviour).index_copy(0, places, weights)
-        if factors is not None:
-            self.factors = torch.ones_like(self.behaviour).index_copy(0, places, factors)
-
-    def leave_out(self, shares: Any) -> None:
-        """Stop counting tokens with the factor 0; the other tokens' shares are as if these did not exist."""
-        assert self.factors is not None
-        self.counted = self.columns.only((self.factors != 0).cpu().numpy())
-        share = self._shares(shares(self.counted))
-        if share is not None and self.share is not None:
-            places = self.on_device(self.counted.tokens_of(np.arange(len(self.counted.lengths))))
-            self.share = torch.zeros_like(self.share).index_copy(0, places, share)
+        self.weights = torch.zeros_like(self.behaviour).index_copy(0, places, weights)
 
     def foreseen(self, places: Tensor) -> Observed:
         """The observations of the minibatch's plan for the tokens at `places` int64 [M]."""
@@ -106,7 +88,6 @@ class Step:
             share=at(self.share),
             group=self.group[places],
             weights=at(self.weights),
-            factors=at(self.factors),
             sequences=len(self.columns.lengths),
         )
 

@@ -135,13 +135,13 @@ def problems_of_correction(knobs: Knobs, own_ratio: str | None) -> Iterator[Prob
     """Contradictions within the knobs of a correction, all of them given, and with the ratio that a loss has already
     (`own_ratio`: behaviour_current, proximal_current, None)."""
     weighs, what, low, high = knobs["weight"] != "none", knobs["reject"], knobs["low"], knobs["high"]
-    for knob, unset in {"weight_low": 0.0, "weight_high": math.inf, "self_normalise": False}.items():
+    for knob, unset in {"weight_low": 0.0, "weight_high": math.inf}.items():
         if not weighs and knobs[knob] != unset:
             yield knob, "there is no weight that it could bound: set weight to token, sequence or geometric"
     if what == "none":
-        for knob, off in {"low": None, "high": None, "over": "token", "rejected": "mask"}.items():
+        for knob, off in {"low": None, "high": None, "over": "token"}.items():
             if knobs[knob] != off:
-                yield knob, "nothing is rejected: set reject to ratio, k1, k2, k3, k3_reverse or binary_kl"
+                yield knob, "nothing is rejected: set reject to ratio, k1, k2, k3 or k3_reverse"
         if not weighs:
             yield "weight", "it neither weighs nor rejects: set weight or reject, or leave the correction out"
     else:
@@ -157,7 +157,7 @@ def _problems_of_bounds(what: str, low: float | None, high: float | None) -> Ite
     enclose = f"the bounds must enclose {agree:g}, which is {what} where the policies agree, got {low} and {high}"
     if low is None and high is None:
         yield "high", f"reject={what} needs a bound: set high, low, or both"
-    if low is not None and what in ("k2", "k3", "k3_reverse", "binary_kl"):
+    if low is not None and what in ("k2", "k3", "k3_reverse"):
         yield "low", f"{what} is never negative, and small where the policies agree: it has no lower bound"
     if low is not None and low > agree:
         yield "low", enclose

@@ -71,7 +71,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
     },
     "correction": _named(
         "learners.losses.corrections",
-        "none ratio exact tis cispo capped icepop kpop seq_tis seq_mis geo_mask sequence_mask mis_po topr",
+        "none ratio exact tis cispo capped icepop seq_tis seq_mis geo_mask sequence_mask mis_po topr",
     ),
     "advantage": _named("learners.advantages", "group rloo maxrl batch reinforce_pp turn distill"),
     "learner": {"torch": "learners.learner:TorchLearner", "timed": "learners.timed:TimedLearner"},

@@ -39,8 +39,7 @@ class LossBatch:
     `current` with gradient; `mask` bool is True where the token is trained; `sequence` and `group` int64 number the
     sequence and the group of each token; `staleness` int64 is train version − version of the token. `share` is the
     token's weight in the sum over tokens (None: 1). `weights` are for losses marked with `planned`. `sequences` is
-    above every number of a sequence. `factors` are those of a correction that must see the whole minibatch, 0 where it
-    rejects a token.
+    above every number of a sequence.
     """
 
     current: Tensor
@@ -53,7 +52,6 @@ class LossBatch:
     share: Tensor | None = None
     group: Tensor | None = None
     weights: Tensor | None = None
-    factors: Tensor | None = None
     sequences: Any = None  # an int; the other fields are tensors, and may be given as a dict of such
 
     @property
@@ -84,8 +82,7 @@ class Marks:
     bfloat16 rounding, so engine and learner must compute alike. `single_pass`: it diverges with more than one pass over
     a batch. `plan` (the decorator is `planned`): it needs `LossBatch.weights`.
 
-    `own_ratio`: the policies whose ratio it contains, "proximal_current", "behaviour_current" or None. `drops`: tokens
-    with factor 0 in its plan leave the batch, with their part of the denominator.
+    `own_ratio`: the policies whose ratio it contains, "proximal_current", "behaviour_current" or None.
     """
 
     wants_proximal: bool = False
@@ -94,7 +91,6 @@ class Marks:
     single_pass: bool = False
     plan: MinibatchPlan | None = None
     own_ratio: str | None = None
-    drops: bool = False
 
 
 wants_proximal, ratio_to_behaviour = mark_as("wants_proximal"), mark_as("ratio_to_behaviour")
@@ -127,9 +123,7 @@ def proximal_of(loss: Callable[..., Any]) -> str | None:
 
 @torch.no_grad()
 def planned_for(loss: Callable[..., Any], minibatch: LossBatch) -> tuple[LossBatch, Observed]:
-    """The minibatch with the weights and factors that `loss` plans for it, and the plan's observations."""
-    if own := getattr(loss, "planned_for", None):
-        return own(minibatch)
+    """The minibatch with the weights that `loss` plans for it, and the plan's observations."""
     plan = marks_of(loss).plan
     if plan is None:
         return minibatch, {}

@@ -23,21 +23,15 @@ from learners.losses.contract import (
     LOG_RATIO_LIMIT,
     LossBatch,
     LossFunction,
-    MinibatchPlan,
     Observed,
     log_ratio,
     marks_of,
     merged,
-    planned_for,
     proximal_of,
     required,
     sequence_means,
     sequence_sums,
-    shares,
 )
-
-SURE = 1e-8
-"""Probabilities are kept this far from 0 and 1 in a binary KL (AReaL's number)."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +42,11 @@ class ChainLink:
     weight: str
     weight_low: float
     weight_high: float
-    self_normalise: bool
     reject: str
     over: str
     low: float | None
     high: float | None
     where: str
-    rejected: str
 
     def of(self, batch: LossBatch) -> tuple[Tensor, Tensor, Observed]:
         """Each token's weight within its bounds [N], which tokens stay (bool [N]), and the observations."""
@@ -89,13 +81,13 @@ class ChainLink:
 
     def _outside(self, moved: Tensor, batch: LossBatch) -> Tensor:
         """The tokens that are out of bounds, or all tokens of such sequences: bool [N]."""
-        found = _over(self._measured(moved, batch), self.over, batch)
+        found = _over(self._measured(moved), self.over, batch)
         if self.reject == "ratio":
             found = found.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
         low, high = -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
         return (found < low) | (found > high)
 
-    def _measured(self, moved: Tensor, batch: LossBatch) -> Tensor:
+    def _measured(self, moved: Tensor) -> Tensor:
         """The value compared with the bounds, per token [N]; for a ratio its logarithm."""
         if self.reject == "k1":
             return -moved
@@ -105,10 +97,6 @@ class ChainLink:
             return torch.expm1(moved) - moved
         if self.reject == "k3_reverse":
             return torch.expm1(-moved) + moved
-        if self.reject == "binary_kl":
-            earlier = batch.behaviour if self.pair.startswith("behaviour") else batch.proximal
-            assert earlier is not None
-            return binary_kl(torch.where(batch.mask, earlier.detach(), 0.0), moved)
         return moved
 
 
@@ -126,56 +114,21 @@ def _over(values: Tensor, over: str, batch: LossBatch) -> Tensor:
     return sign * most.scatter_reduce(0, batch.sequence, there, "amax")[batch.sequence]
 
 
-def binary_kl(earlier: Tensor, moved: Tensor) -> Tensor:
-    """The larger of KL(p ‖ q) and KL(q ‖ p) [N] of "this token or another", from the logprobs of q, `earlier` [N], and
-    log p/q `moved` [N]."""
-    p, q = ((logprob.double().exp()).clamp(SURE, 1.0 - SURE) for logprob in (earlier + moved, earlier))
-    odds = (p / q).log(), ((1.0 - p) / (1.0 - q)).log()
-    forward = p * odds[0] + (1.0 - p) * odds[1]
-    backward = -q * odds[0] - (1.0 - q) * odds[1]
-    return torch.maximum(forward, backward).to(moved.dtype)
-
-
 class Corrected:
-    """A loss, each token's objective times the factors of its links.
-
-    A link that normalises its weights itself, or that drops tokens, must see a whole minibatch: the plan then makes the
-    factors.
-    """
+    """A loss, each token's objective times the factors of its links. A plan of the loss sees rejected tokens, too."""
 
     def __init__(self, loss: LossFunction, links: list[ChainLink]):
         self.loss, self.links, own = loss, links, marks_of(loss)
         around = any("proximal" in link.pair for link in links)
         self._interpolates = around and proximal_of(loss) == "interpolate"
-        self._normalises = any(link.self_normalise for link in links)
-        drops = any(link.rejected == "drop" for link in links)
-        self._sees_whole = drops or self._normalises
-        plan = own.plan
-        if self._sees_whole:  # which `planned_for` makes
-            plan = MinibatchPlan(self.factors, skips=bool(own.plan and own.plan.skips))
-        proximal = own.wants_proximal or (around and not self._interpolates)
-        self.marks = replace(own, wants_proximal=proximal, plan=plan, drops=drops)
+        self.marks = replace(own, wants_proximal=own.wants_proximal or (around and not self._interpolates))
 
     def __call__(self, batch: LossBatch, denominator: float) -> tuple[Tensor, Observed]:
-        factors, seen = batch.factors, dict[str, Tensor]()
-        if factors is None:
-            if self._sees_whole:
-                raise ValueError("this correction needs the factors that its plan makes")
-            factors, seen = self.factors(batch)
+        factors, seen = self.factors(batch)
         share = factors if batch.share is None else batch.share * factors
-        corrected = replace(batch, mask=batch.mask & (factors > 0), share=share, factors=None)
+        corrected = replace(batch, mask=batch.mask & (factors > 0), share=share)
         value, observed = self.loss(corrected, denominator)
         return value, merged(seen, observed)
-
-    def planned_for(self, minibatch: LossBatch) -> tuple[LossBatch, Observed]:
-        """The minibatch with its factors, if the plan makes them, and with the weights of the loss's own plan, which
-        does not see tokens that leave the batch."""
-        factors, seen, mask = None, dict[str, Tensor](), minibatch.mask
-        if self._sees_whole:
-            factors, seen = self.factors(minibatch)
-            mask = mask & (factors > 0)
-        inner, observed = planned_for(self.loss, replace(minibatch, mask=mask))
-        return replace(minibatch, weights=inner.weights, factors=factors), merged(seen, observed)
 
     @torch.no_grad()
     def factors(self, batch: LossBatch) -> tuple[Tensor, Observed]:
@@ -187,9 +140,6 @@ class Corrected:
             weight, kept, seen = link.of(batch)
             factors, stays, observed = factors * weight, stays & kept, merged(observed, seen)
         factors = torch.where(stays, factors, (~batch.mask).to(factors.dtype))
-        if self._normalises:
-            share = torch.where(stays, shares(batch), 0.0)
-            factors = factors * share.sum() / (share * factors).sum().clamp(min=torch.finfo(factors.dtype).tiny)
         return factors, observed | {"factor": factors}
 
 
@@ -208,13 +158,11 @@ def ratio(  # noqa: PLR0913 - a component's knobs are its keyword-only parameter
     weight: Literal["none", "token", "sequence", "geometric"] = "token",
     weight_low: Annotated[float, "[0, 1]"] = 0.0,
     weight_high: Annotated[float, "[1, inf]"] = math.inf,
-    self_normalise: bool = False,
-    reject: Literal["none", "ratio", "k1", "k2", "k3", "k3_reverse", "binary_kl"] = "none",
+    reject: Literal["none", "ratio", "k1", "k2", "k3", "k3_reverse"] = "none",
     over: Literal["token", "sum", "mean", "max", "min"] = "token",
     low: Annotated[float, "[-inf, inf]"] | None = None,
     high: Annotated[float, "[-inf, inf]"] | None = None,
     where: Literal["all", "negative"] = "all",
-    rejected: Literal["mask", "drop"] = "mask",
     correction: str | Mapping[str, Any] = "none",
 ) -> Corrected:
     """Weighs each token by a ratio of probabilities, and rejects tokens or sequences that are out of bounds.
@@ -222,17 +170,15 @@ def ratio(  # noqa: PLR0913 - a component's knobs are its keyword-only parameter
     `pair`: which two policies, the earlier before the later. None: the pair that the loss's own ratio does not cover.
     `weight`: the token's own ratio, the product over its "sequence", its "geometric" mean over the sequence, or "none".
     It is cut to [`weight_low`, `weight_high`] (infinite: exact, Precup et al. 2000; from above: truncated, Ionides
-    2008). With `self_normalise` weights are divided by their mean over the minibatch, by the tokens' shares.
+    2008).
 
     `reject`: what must lie within [`low`, `high`] (None: no bound). With d = log later/earlier: the ratio e^d; the
-    estimates of KL(earlier ‖ later) k1 = −d, k2 = d²/2 and k3 = e^d − 1 − d; k3_reverse = e^−d − 1 + d; or binary_kl,
-    the larger of both KLs of "this token or another". `over`: for each "token" alone, or for all tokens of a sequence
-    by the sum, the mean, the largest ("max") or the smallest ("min") of its tokens. `where` "negative": only tokens
-    with an advantage below 0 are weighed or rejected.
+    estimates of KL(earlier ‖ later) k1 = −d, k2 = d²/2 and k3 = e^d − 1 − d; or k3_reverse = e^−d − 1 + d. `over`: for
+    each "token" alone, or for all tokens of a sequence by the sum, the mean, the largest ("max") or the smallest
+    ("min") of its tokens. `where` "negative": only tokens with an advantage below 0 are weighed or rejected.
 
-    `rejected`: "mask": such tokens have no objective and do not count in their sequence's ratio, but stay in the
-    denominator. "drop": they leave the batch: the denominator, the entropy bonus and the KL in the loss do not see
-    them. "drop" and `self_normalise` cost a forward pass without gradient. A further `correction` applies as well.
+    Rejected tokens have no objective and do not count in their sequence's ratio, but stay in the denominator. A further
+    `correction` applies as well.
     """
     knobs = dict(locals())
     corrected = build("correction", as_spec(correction), knobs.pop("loss"))
@@ -241,7 +187,7 @@ def ratio(  # noqa: PLR0913 - a component's knobs are its keyword-only parameter
     for knob, problem in problems_of_correction(knobs, own):
         raise ValueError(f"{knob}: {problem}")
     known = pair or ("behaviour_proximal" if own == "proximal_current" else "behaviour_current")
-    link = ChainLink(known, weight, weight_low, weight_high, self_normalise, reject, over, low, high, where, rejected)
+    link = ChainLink(known, weight, weight_low, weight_high, reject, over, low, high, where)
     return Corrected(plain, [link, *links])
 
 
@@ -254,7 +200,6 @@ topr = partial(ratio, weight="sequence", weight_high=1.0, where="negative")
 seq_tis = partial(ratio, weight="sequence", weight_high=2.0)
 seq_mis = partial(ratio, weight="sequence", reject="ratio", over="sum", high=2.0)
 geo_mask = partial(ratio, weight="none", reject="ratio", over="mean", low=0.999, high=1.001)
-kpop = partial(ratio, weight="token", reject="binary_kl", high=0.05)
 sequence_mask = partial(
     ratio, pair="behaviour_current", weight="none", reject="k1", over="mean", high=0.5, where="negative"
 )

@@ -137,7 +137,7 @@ KNOBS = [
     {"loss": LOSSES["tpo {'temperature': 0.7}"], "model": "llama"},
     {"loss": ppo, "num_minibatches": 2, "entropy_bonus": 0.05, "model": "qwen3", "temperature": 1.3},
     {"loss": gspo, "normalise": "sequence_mean"},
-    {"loss": LOSSES["ppo, ratio dropping"], "micro_batch_tokens": 30},
+    {"loss": LOSSES["dg_kondo, cispo"], "micro_batch_tokens": 60},
     {"normalise": 16.0, "kl_loss": 0.1, "kl_reward": 0.1},
     {"checkpoint_activations": True, "max_logits": 100, "micro_batch_tokens": 90},
     {"lora": {"rank": 2}},

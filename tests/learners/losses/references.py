@@ -198,19 +198,13 @@ REFERENCES: dict[str, Callable[[Tokens, dict[str, Any]], Result]] = {
 # Corrections
 
 MEASURES: dict[str, Callable[..., float]] = {
-    "ratio": lambda d, p, q: d,
-    "k1": lambda d, p, q: -d,
-    "k2": lambda d, p, q: d * d / 2,
-    "k3": lambda d, p, q: math.exp(d) - 1 - d,
-    "k3_reverse": lambda d, p, q: math.exp(-d) - 1 + d,
-    "binary_kl": lambda d, p, q: max(bernoulli_kl(p, q), bernoulli_kl(q, p)),
+    "ratio": lambda d: d,
+    "k1": lambda d: -d,
+    "k2": lambda d: d * d / 2,
+    "k3": lambda d: math.exp(d) - 1 - d,
+    "k3_reverse": lambda d: math.exp(-d) - 1 + d,
 }
 AGGREGATES: dict[str, Callable[..., float]] = {"sum": sum, "mean": np.mean, "max": max, "min": min}
-
-
-def bernoulli_kl(p: float, q: float) -> float:
-    p, q = (min(each, 1 - 1e-8) for each in (p, q))
-    return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
 
 
 def factors(t: Tokens, link: dict[str, Any], pair: str, proximal: str | None = None) -> np.ndarray:
@@ -230,7 +224,7 @@ def factors(t: Tokens, link: dict[str, Any], pair: str, proximal: str | None = N
         found[at] = min(max(weight, link.get("weight_low", 0.0)), link.get("weight_high", math.inf))
         if "reject" in link:
             measure = MEASURES[link["reject"]]
-            values = {i: measure(later[i] - earlier[i], math.exp(later[i]), math.exp(earlier[i])) for i in own}
+            values = {i: measure(later[i] - earlier[i]) for i in own}
             over = link.get("over", "token")
             value = values[at] if over == "token" else AGGREGATES[over](list(values.values()))
             value = math.exp(value) if link["reject"] == "ratio" else value
@@ -241,14 +235,11 @@ def factors(t: Tokens, link: dict[str, Any], pair: str, proximal: str | None = N
 
 def corrected(name: str, knobs: dict[str, Any], links: list[dict[str, Any]], pair: str, batch: LossBatch) -> Result:
     """A loss with the links of a correction. A rejected token has no part in its sequence's ratio; a plan of the loss
-    still sees it, unless it is dropped."""
+    still sees it."""
     t = Tokens.of(batch)
     product = np.ones(len(t.mask))
     for link in links:
         product = product * factors(t, link, pair, knobs.get("proximal"))
     stays = t.mask & (product > 0)
-    if any(link.get("self_normalise") for link in links):
-        product = product * t.share[stays].sum() / (t.share * product)[stays].sum()
-    whole = any(link.get("self_normalise") or link.get("rejected") == "drop" for link in links)
-    narrowed = replace(t, mask=stays, share=t.share * product, planned=stays if whole else t.mask)
+    narrowed = replace(t, mask=stays, share=t.share * product)
     return REFERENCES[name](narrowed, knobs)

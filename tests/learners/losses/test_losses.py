@@ -205,8 +205,7 @@ def test_marks_of_losses_and_of_their_corrections() -> None:
     assert [marks_of(each).own_ratio for each in losses] == own
     assert marks_of(partial(dg_kondo, keep=0.5)).plan.skips
     assert none(ppo) is ppo and marks_of(tis(dg)).single_pass
-    assert marks_of(tis(ratio(dg, reject="k3", high=1.0, rejected="drop"))).drops
-    assert marks_of(ratio(reinforce, self_normalise=True)).plan and not marks_of(ratio(reinforce)).plan
+    assert marks_of(ratio(dg_kondo)).plan and not marks_of(ratio(reinforce)).plan
     batch = replace(batch_of(), proximal=None)
     capped(around)(batch, 1.0)
     with pytest.raises(ValueError, match="proximal"):
@@ -242,7 +241,7 @@ SENSELESS = [
     ("dg", {"name": "ratio", "weight": "none"}, "weight"),
     ("dg", {"weight": "none", "reject": "k1", "high": 1.0, "weight_high": 2.0}, "weight_high"),
     ("dg", {"high": 2.0}, "high"),
-    ("dg", {"rejected": "drop"}, "rejected"),
+    ("dg", {"over": "sum"}, "over"),
     ("dg", {"reject": "k3"}, "high"),
     ("dg", {"reject": "k3", "low": 0.1, "high": 1.0}, "low"),
     ("dg", {"reject": "ratio", "high": 0.9}, "high"),

@@ -40,14 +40,13 @@ LINKS: dict[str, list[dict[str, Any]]] = {
     "seq_tis": [{"weight": "sequence", "weight_high": 2.0}],
     "seq_mis": [{"weight": "sequence", "reject": "ratio", "over": "sum", "high": 2.0}],
     "geo_mask": [{"weight": "none", "reject": "ratio", "over": "mean", "low": 0.8, "high": 1.2}],
-    "kpop": [{"reject": "binary_kl", "high": 0.05}],
     "sequence_mask": [BELOW_ZERO],
     "mis_po": [
         {"pair": "behaviour_proximal", "weight": "none", "reject": "ratio", "low": 0.5, "high": 2.0},
         {"pair": "behaviour_proximal", "weight": "none", "reject": "ratio", "over": "mean", "low": 0.8, "high": 1.2},
     ],
-    "ratio normalised": [{"weight": "geometric", "reject": "k2", "high": 0.3, "self_normalise": True}],
-    "ratio dropping": [{"weight": "none", "reject": "ratio", "over": "max", "high": 1.6, "rejected": "drop"}],
+    "ratio k2": [{"weight": "geometric", "reject": "k2", "high": 0.3}],
+    "ratio max": [{"weight": "none", "reject": "ratio", "over": "max", "high": 1.6}],
     "ratio k3": [{"weight": "none", "reject": "k3", "over": "sum", "high": 0.5}],
     "ratio k3_reverse": [{"pair": "proximal_current", "weight": "none", "reject": "k3_reverse", "high": 0.07}],
     "ratio min": [{"weight": "geometric", "reject": "ratio", "over": "min", "low": 0.6}],
@@ -83,7 +82,7 @@ def loss_of(name: str, knobs: dict[str, Any], correction: str = "none") -> Any:
 
 LOSSES = {f"{name} {knobs or ''}".strip(): loss_of(name, knobs) for name, sets in KNOBS.items() for knobs in sets}
 for name, correction in (
-    ("decoupled_ppo", "capped"), ("decoupled_ppo", "ratio normalised"), ("reinforce", "tis"), ("ppo", "ratio dropping"),
+    ("decoupled_ppo", "capped"), ("decoupled_ppo", "ratio k2"), ("reinforce", "tis"), ("ppo", "ratio max"),
     ("tpo", "ratio k3"), ("dg", "tis"), ("dg_kondo", "cispo"), ("m2po", "geo_mask"), ("sapo", "sequence_mask"),
 ):  # fmt: skip
     LOSSES[f"{name}, {correction}"] = loss_of(name, KNOBS[name][0], correction)
