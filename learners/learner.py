@@ -51,9 +51,9 @@ class TorchLearner:
 
     `loss` and `advantage` come with their knobs bound. `temperature` > 0 is the actors' sampling temperature. A batch
     is cut into `num_minibatches` by whole groups (each one optimizer step), shuffled by (`seed`, batch index, epoch),
-    and gone through `num_minibatch_epochs` times. `micro_batch_tokens` bounds the input tokens of a micro-batch. `lr`,
-    `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train steps): see `learners.schedules`.
-    `clip_grad` 0: off. `publish_dtype` is the dtype of the published weights.
+    and gone through `num_minibatch_epochs` times. `micro_batch_tokens` bounds the input tokens of a micro-batch
+    (`packing`: `learners.packing`). `lr`, `schedule`, `warmup_steps` (optimizer steps) and `schedule_steps` (train
+    steps): see `learners.schedules`. `clip_grad` 0: off. `publish_dtype` is the dtype of the published weights.
 
     `lora` {rank, alpha, targets} trains adapters, not the model (`learners.adapters`; {}: defaults). `teacher` {path}
     is the model to distil from (`learners.distillation`). `ranks` processes share the work, each with its part
@@ -95,6 +95,7 @@ class TorchLearner:
         num_minibatches: Annotated[int, "[1, inf)"] = 2,
         num_minibatch_epochs: Annotated[int, "[1, inf)"] = 1,
         micro_batch_tokens: Annotated[int, "[1, inf)"] | None = None,
+        packing: Literal["first_fit", "balanced"] = "first_fit",
         publish_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
         lora: Mapping[str, Any] | None = None,
         teacher: Mapping[str, Any] | None = None,
@@ -157,6 +158,7 @@ class TorchLearner:
             micro_batch_tokens=tokens,
             half_matrices=compute_dtype == "bfloat16" and half is None,
             experts=router_replay,
+            balanced=packing == "balanced",
         )
         self.sizing, self._models = Sizing(given, self._passes, self.optimizer, compiling), models
         self._rounds = compute_dtype == "bfloat16" or self._adapters is not None  # see `logprobs_of`

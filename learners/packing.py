@@ -1,4 +1,4 @@
-"""Packing: chooses the sequences of each micro-batch (`pack`), and joins their tokens into one row without
+"""Packing: chooses the sequences of each micro-batch (`pack`, `balanced`), and joins their tokens into one row without
 padding.
 
 `Columns` flattens a whole batch once per train step; `Columns.microbatch` then cuts micro-batches out of it by index
@@ -10,6 +10,7 @@ what can't affect the loss: the last trained token as an input, and everything a
 from __future__ import annotations
 
 import copy
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,6 +46,32 @@ def pack(lengths: Sequence[int] | np.ndarray, micro_batch_tokens: int) -> list[l
             microbatches[chosen].append(index)
             totals[chosen] += length
     return microbatches
+
+
+def balanced(lengths: Sequence[int] | np.ndarray, micro_batch_tokens: int) -> list[list[int]]:
+    """As `pack`, with nearly as many tokens in each micro-batch: `differenced` into as few as keep the limit; the
+    result of `pack` where that would take more, as for a sequence above the limit."""
+    packed, sizes = pack(lengths, micro_batch_tokens), [int(length) for length in lengths]
+    for count in range(max(1, -(-sum(sizes) // micro_batch_tokens)), len(packed) + 1):
+        parts = differenced(sizes, count)
+        if max(sum(sizes[index] for index in part) for part in parts) <= micro_batch_tokens:
+            return parts
+    return packed
+
+
+def differenced(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """Indices into `sizes` in `count` parts of nearly equal sums, by the largest differencing method (Karmarkar and
+    Karp, 1982; for several parts Korf, IJCAI 2009), as in AReaL's `kk_allocate`: of all partial solutions the two whose
+    parts differ most are joined, the largest part of one with the smallest of the other."""
+    empty: list[tuple[int, list[int]]] = [(0, [])] * (count - 1)
+    heap = [(-size, index, [*empty, (size, [index])]) for index, size in enumerate(sizes)]
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        (_, first, one), (_, _, other) = heapq.heappop(heap), heapq.heappop(heap)
+        pairs = zip(one, reversed(other), strict=True)
+        joined = sorted((size + more, part + others) for (size, part), (more, others) in pairs)
+        heapq.heappush(heap, (joined[0][0] - joined[-1][0], first, joined))
+    return [part for _, part in heap[0][2] if part]
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -157,9 +184,10 @@ class Columns:
             self._forest = Forest.of(labels, self._starts, self._lengths)
         return self._forest
 
-    def cuts(self, samples: np.ndarray, micro_batch_tokens: int) -> list[np.ndarray]:
+    def cuts(self, samples: np.ndarray, micro_batch_tokens: int, even: bool = False) -> list[np.ndarray]:
         """The given samples (int [n], each with a trained token) in micro-batches of at most `micro_batch_tokens`
-        tokens (`pack`): groups, whose shared tokens count once, or parts of a larger one."""
+        tokens (`pack`; if `even`, `balanced`): groups, whose shared tokens count once, or parts of a larger one."""
+        choose = balanced if even else pack
         families: list[np.ndarray] = []
         costs: list[int] = []
         for group in np.unique(self._group[samples]):
@@ -171,7 +199,7 @@ class Columns:
             for run in cut(lengths.tolist(), shared.tolist(), micro_batch_tokens):
                 families.append(members[run])
                 costs.append(int(lengths[run].sum() - shared[run[1:]].sum()))
-        return [np.concatenate([families[i] for i in part]) for part in pack(costs, micro_batch_tokens)]
+        return [np.concatenate([families[i] for i in part]) for part in choose(costs, micro_batch_tokens)]
 
     def _sequences(self, samples: np.ndarray) -> np.ndarray:
         """All those of the given samples that have a trained token, sample by sample."""

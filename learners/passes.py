@@ -26,8 +26,9 @@ ASK_TOKENS = 2048
 @dataclass(eq=False)
 class Passes:
     """`micro_batch_tokens` bounds the tokens of a micro-batch; `temperature` is the run's. With `half_matrices`,
-    matrices are multiplied in bfloat16; with `experts`, tokens go to those that the engine's routers chose. Between
-    micro-batches `interrupted` may end the passes of all ranks (Interrupted)."""
+    matrices are multiplied in bfloat16; with `experts`, tokens go to those that the engine's routers chose; with
+    `balanced`, micro-batches are of nearly equal lengths. Between micro-batches `interrupted` may end the passes of all
+    ranks (Interrupted)."""
 
     model: PreTrainedModel
     ranks: Ranks
@@ -36,6 +37,7 @@ class Passes:
     micro_batch_tokens: int
     half_matrices: bool
     experts: bool
+    balanced: bool = False
     interrupted: Callable[[], bool] = lambda: False
 
     def precision(self) -> torch.autocast:
@@ -51,7 +53,7 @@ class Passes:
         cuts: list[np.ndarray] = []
         if columns:
             samples = samples[(columns.lengths[samples] > 0) & columns.own[samples]]
-            cuts = columns.cuts(samples, self.micro_batch_tokens)
+            cuts = columns.cuts(samples, self.micro_batch_tokens, self.balanced)
         count = self.ranks.max(len(cuts))
         every = 1 if self.ranks.count == 1 else -(-ASK_TOKENS // self.micro_batch_tokens)
         for number in range(count):

@@ -16,7 +16,7 @@ from learners.losses.bounded import gspo
 from learners.losses.clipped import ppo
 from learners.losses.corrections import tis
 from learners.losses.weighted import reinforce
-from learners.packing import Columns, pack
+from learners.packing import Columns, balanced, pack
 from tests.learners.batches import make_batch, make_sample, tiny_model
 from tests.learners.exact import ADAMW_EPS, SUMMED, exact
 from tests.seeds import seeded
@@ -38,6 +38,41 @@ def test_every_sequence_once_none_over_the_limit_and_no_micro_batch_without_need
 def test_follows_algorithm_1():
     # Longest first: 9 | 6 fits none and opens the second | 5 fits the second alone | 3 and 1: fewest sequences first.
     assert pack([3, 9, 1, 6, 5], 12) == [[1, 0], [3, 4, 2]]
+
+
+BALANCED = [
+    ([8, 7, 6, 5, 4], 16, [14, 16]),
+    ([100, 200, 300, 150, 250], 500, [500, 500]),
+    ([13, 41, 59, 56, 53, 9, 21, 12], 100, [84, 86, 94]),
+    ([6, 8, 8, 26, 13, 50, 45, 22, 19], 64, [47, 49, 50, 51]),
+    ([80, 33, 95, 46, 89, 95, 84, 68, 4, 60, 32, 84], 128, [93, 95, 95, 116, 117, 126, 128]),
+    ([30, 23, 7, 20, 29, 13, 6], 40, [30, 30, 33, 35]),
+    ([763, 408, 908, 1433, 198, 248, 1197, 292, 848, 1293, 218], 2048, [1943, 1949, 1954, 1960]),
+    ([24, 33, 34, 18, 22, 12, 15, 18, 25, 42, 23, 35], 90, [75, 75, 75, 76]),
+    ([287, 363, 241, 186, 120, 145, 493, 396, 53], 999, [749, 755, 780]),
+    ([43, 9, 34, 37, 43, 7, 20, 36, 38, 24], 77, [72, 72, 73, 74]),
+    ([5], 9, [5]),
+    ([3, 9, 1], 8, [4, 9]),  # one is too long: as `pack`
+    ([6, 6, 6], 10, [6, 6, 6]),  # two micro-batches would be too long
+]
+
+
+@pytest.mark.parametrize(("lengths", "most", "tokens"), BALANCED)
+def test_balanced_micro_batches_hold_as_many_tokens_as_areals(lengths, most, tokens):
+    cuts = balanced(lengths, most)
+    assert sorted(i for cut in cuts for i in cut) == list(range(len(lengths)))
+    assert sorted(sum(lengths[i] for i in cut) for cut in cuts) == tokens
+
+
+def test_a_learner_packs_as_its_knob_has_it():
+    columns = Columns(make_batch(np.random.default_rng(0), groups=12, masked=0.0))  # of these lengths
+    spread = []
+    for packing in ("first_fit", "balanced"):
+        passes = TorchLearner(tiny_model(), ppo, group, packing=packing, micro_batch_tokens=80)._passes
+        rows = [row.input_ids.numel() for row in passes.microbatches(columns, np.flatnonzero(columns.lengths))]
+        assert max(rows) <= 80
+        spread.append(max(rows) - min(rows))
+    assert spread[1] < 0.5 * spread[0], spread
 
 
 def test_a_row_holds_each_sample_up_to_its_last_trained_token():

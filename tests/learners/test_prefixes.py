@@ -139,7 +139,7 @@ KNOBS = [
     {"loss": gspo, "normalise": "sequence_mean"},
     {"loss": LOSSES["dg_kondo, cispo"], "micro_batch_tokens": 60},
     {"normalise": 16.0, "kl_loss": 0.1, "kl_reward": 0.1},
-    {"checkpoint_activations": True, "max_logits": 100, "micro_batch_tokens": 90},
+    {"checkpoint_activations": True, "max_logits": 100, "micro_batch_tokens": 90, "packing": "balanced"},
     {"lora": {"rank": 2}},
 ]
 
