@@ -10,6 +10,7 @@ bits.
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Annotated, Any, Literal
@@ -31,7 +32,7 @@ from learners.collectives import Ranks
 from learners.distillation import Teacher
 from learners.logprobs import forward_logprobs
 from learners.losses.contract import LossFunction, marks_of, merged
-from learners.objective import Objective, frozen, kl_estimate, without_cut_answers
+from learners.objective import Objective, effective_share, frozen, kl_estimate, without_cut_answers
 from learners.optim import MasterAdamW
 from learners.packing import MicroBatch, cut_groups
 from learners.passes import Passes, Planner
@@ -244,7 +245,7 @@ class TorchLearner:
                     step.proximal[part.trained] = logprobs
             for number, samples in enumerate(minibatches):
                 step.losses.append(self._accumulate(step, samples, at_start=epoch == number == 0))
-                step.norms.append(self.optimizer.step())
+                step.norms.append(self.optimizer.step(*step.scales[-1:]))
         step.proximal = self.ranks.sum_disjoint(step.proximal, step.own)
         return step
 
@@ -277,14 +278,17 @@ class TorchLearner:
         denominator = self.objective.denominator(step.columns, samples) or 1.0  # 0: no token of it is trained
         self.optimizer.zero_grad()
         step.input_tokens += int(step.columns.lengths[samples].sum())
-        losses = list[Tensor]()
+        losses, parts = list[Tensor](), 0
         for part in self._passes.microbatches(columns, samples):
             loss = self._forward(step, part, denominator, at_start)
             step.backward_tokens += part.tokens
             step.computed_tokens += part.input_ids.numel() if part.tokens else 0
             loss.backward()
             losses.append(loss.detach())
+            parts += len(part.trained) > 0
         self.optimizer.collect()
+        if self.objective.ess_scale:
+            step.scales.append(math.sqrt(effective_share(step.log_weights(samples, parts, self.ranks))))
         return self.ranks.sum(sum(torch.stack(losses).tolist()) if losses else 0.0)  # the only wait for the device
 
     def _forward(self, step: Step, part: MicroBatch, denominator: float, at_start: bool) -> Tensor:

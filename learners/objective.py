@@ -36,7 +36,10 @@ class Objective:
     `overlong_penalty` × DAPO's punishment of answers near `overlong_limit` tokens is subtracted from the reward; it
     grows over the last `overlong_buffer` tokens. With `overlong_filter` answers that were cut at the limit of length
     are not trained. The remaining reward is multiplied by `reward_scale`, then cut at ± `reward_clip`, if that is a
-    number. Advantages see the result; metrics and samples keep the reward itself. Raises ValueError for a buffer above
+    number. Advantages see the result; metrics and samples keep the reward itself.
+
+    `ess_scale` multiplies the learning rate of each optimizer step by the square root of `effective_share` (VCPO, arXiv
+    2602.17616, section 3.2, where data of the current policy have the share 1). Raises ValueError for a buffer above
     its limit.
     """
 
@@ -56,6 +59,7 @@ class Objective:
         overlong_filter: bool = False,
         reward_scale: Annotated[float, "(0, inf)"] = 1.0,
         reward_clip: Annotated[float, "(0, inf)"] | None = None,
+        ess_scale: bool = False,
     ):
         if overlong_penalty and not 0 <= overlong_buffer <= overlong_limit != 0:
             raise ValueError(
@@ -63,7 +67,7 @@ class Objective:
             )
         self.normalise, self.entropy_bonus = normalise, entropy_bonus
         self.kl_loss, self.kl_loss_estimator, self.kl_loss_weighted = kl_loss, kl_loss_estimator, kl_loss_weighted
-        self.kl_reward, self.overlong_filter = kl_reward, overlong_filter
+        self.kl_reward, self.overlong_filter, self.ess_scale = kl_reward, overlong_filter, ess_scale
         self.reward_scale, self.reward_clip = reward_scale, np.inf if reward_clip is None else reward_clip
         self.overlong_penalty, self.overlong = overlong_penalty, (overlong_limit, overlong_buffer)
         self.needs_reference = bool(kl_loss or kl_reward)
@@ -171,3 +175,10 @@ def without_cut_answers(batch: Batch) -> Batch:
 
     groups = [replace(group, samples=[masked(sample) for sample in group.samples]) for group in batch.groups]
     return replace(batch, groups=groups)
+
+
+def effective_share(log_weights: np.ndarray) -> float:
+    """Kish's effective sample size as a share of n sequences, (Σ w)² / (n Σ w²), from the logarithms of their
+    importance weights current/behaviour, float64 [n], neither cut nor normalised. 1 without any."""
+    weights = np.exp(log_weights - log_weights.max(initial=-np.inf))
+    return float(weights.sum() ** 2 / (len(weights) * (weights**2).sum())) if len(weights) else 1.0

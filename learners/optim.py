@@ -121,9 +121,10 @@ class MasterAdamW:
         self._taken, self._numbers = {}, 0
 
     @torch.no_grad()
-    def step(self) -> float:
-        """Clip, step and round; returns the gradient's norm, over all ranks, before clipping. Call `collect` before. A
-        norm that is not finite leaves weights and moments untouched and counts in `skipped_steps`."""
+    def step(self, scale: float = 1.0) -> float:
+        """Clip, step with `scale` times the learning rate, and round; returns the gradient's norm, over all ranks,
+        before clipping. Call `collect` before. A norm that is not finite leaves weights and moments untouched and
+        counts in `skipped_steps`."""
         norm = self._ranks.norm(self.gradient)
         if not math.isfinite(norm):
             self.skipped_steps += 1
@@ -131,7 +132,7 @@ class MasterAdamW:
         if self.clip_grad and norm > self.clip_grad:
             self.gradient.mul_(self.clip_grad / norm)
         for group in self._adamw.param_groups:
-            group["lr"] = self.current_lr
+            group["lr"] = scale * self.current_lr
         self._may_change.wait()
         self._adamw.step()
         self.steps += 1

@@ -21,7 +21,7 @@ class Step:
     this rank computes. `proximal` [N] is each trained token's logprob before the first update (NaN where it is not
     needed); `reference`, `teacher` (logprobs), `share` and `weights`, [N], are None where the step has no
     use for them. `penalties`, by name, were subtracted from the reward at each trained token. `losses` and `norms` have
-    one entry per optimizer step."""
+    one entry per optimizer step, and so has `scales`, of the learning rate, where it is scaled."""
 
     def __init__(self, batch: Batch, own: np.ndarray, device: torch.device, dtype: torch.dtype, share: Any):
         self.batch, self.device = batch, device
@@ -45,6 +45,7 @@ class Step:
         self._observed: dict[str, list[tuple[Tensor, Tensor]]] = {}  # name → (places, values) of this rank's tokens
         self.losses: list[float] = []
         self.norms: list[float] = []
+        self.scales: list[float] = []
         self.input_tokens = self.backward_tokens = self.computed_tokens = 0
         self.penalties: dict[str, np.ndarray] = {}
 
@@ -101,6 +102,15 @@ class Step:
         for name, values in known.items():
             self._observed.setdefault(prefix + name, []).append((places, values.detach()))
 
+    def log_weights(self, samples: np.ndarray, parts: int, ranks: Ranks) -> np.ndarray:
+        """log current/behaviour of the trained ones of these samples, from their `parts` newest micro-batches here."""
+        sums = np.zeros(len(self.columns.lengths))
+        for places, current in self._observed["current"][-parts:] if parts else ():
+            moved = (current - self.behaviour[places]).double().cpu().numpy()
+            sums += np.bincount(self.columns.sample[places.cpu().numpy()], moved, len(sums))
+        ranks.sum_tensor(torch.from_numpy(sums))
+        return sums[samples[self.columns.lengths[samples] > 0]]
+
     def numbers(self, group_id: int) -> list[dict[str, np.ndarray]]:
         """All numbers of a group's tokens: for each sample, name → float32 [R]; NaN where a number was not computed."""
         asked = {"reference": self.reference, "teacher": self.teacher}
@@ -133,6 +143,7 @@ class Step:
         fresh &= known
         found = self.tally.metrics(ranks)
         found |= mismatch(moved[fresh].cpu().numpy(), self.in_flight[fresh].cpu().numpy())
+        found |= {"lr_scale": float(np.mean(self.scales))} if self.scales else {}
         return found | {
             "loss": float(np.mean(self.losses)) if self.losses else 0.0,
             "grad_norm": float(np.mean(self.norms)) if self.norms else 0.0,

@@ -58,7 +58,9 @@ class Case:
 HALF = {"compute_dtype": "bfloat16", "publish_dtype": "bfloat16", "param_dtype": "bfloat16"}
 CASES = {
     "plain": Case(),
-    "minibatches gone through again": Case(ppo, knobs={"num_minibatches": 3, "num_minibatch_epochs": 2}),
+    "minibatches gone through again": Case(
+        ppo, knobs={"num_minibatches": 3, "num_minibatch_epochs": 2, "ess_scale": True}
+    ),
     "reference": Case(knobs={"kl_loss": 0.1, "kl_reward": 0.05, "normalise": "sequence_mean"}),
     "cut answers left out": Case(cut=True, knobs={"overlong_filter": True}),
     "plan that skips": Case(partial(dg_kondo, keep=0.3)),

@@ -12,7 +12,7 @@ from learners.learner import TorchLearner
 from learners.losses.clipped import ppo
 from learners.losses.contract import LossBatch
 from learners.losses.weighted import reinforce
-from learners.objective import kl_estimate, overlong_penalty
+from learners.objective import effective_share, kl_estimate, overlong_penalty
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.learners.exact import exact
 from tests.learners.test_learner import batches, on_policy
@@ -134,6 +134,30 @@ def test_cut_answers_that_are_left_out_have_no_gradient_and_count_for_their_grou
     torch.testing.assert_close(filtered.optimizer.gradient, plain.optimizer.gradient)
     assert found["tokens"] == expected["tokens"] < learner_of().train(batch)["tokens"]
     assert batch.samples[0].loss_mask.any(), "the batch itself is not touched"
+
+
+@pytest.mark.parametrize("knobs", [{}, {"micro_batch_tokens": 9}], ids=["whole", "pieces"])
+def test_the_step_shrinks_with_the_effective_share_of_the_sequences(knobs):
+    """In the first step AdamW moves the weights in proportion to the learning rate."""
+    batch, usual = batches(1)[0], {"num_minibatches": 1, "publish_dtype": "float32", **knobs}
+    batch.samples[0].loss_mask[:] = False  # it has no weight
+    plain, scaled = learner_of(**usual), learner_of(ess_scale=True, **usual)
+    begun = scaled.optimizer.state_dict()["master"].clone()
+    found = {"plain": plain.train(batch), "scaled": scaled.train(batch)}
+    moved = [
+        sum(values["current"][s.loss_mask] - s.logprobs[s.loss_mask])
+        for g in batch.groups
+        for s, values in zip(g.samples, scaled.numbers(g.id), strict=True)
+        if s.loss_mask.any()
+    ]
+    weights = np.exp(np.array(moved, np.float64))
+    share = weights.sum() ** 2 / (len(weights) * (weights**2).sum())
+    assert share < 0.9 and found["scaled"]["lr_scale"] == pytest.approx(share**0.5, rel=1e-5)
+    assert "lr_scale" not in found["plain"] and found["plain"]["lr"] == found["scaled"]["lr"]
+    steps = [each.optimizer.state_dict()["master"] - begun for each in (plain, scaled)]
+    torch.testing.assert_close(steps[1], steps[0] * share**0.5, rtol=1e-3, atol=1e-7)
+    assert effective_share(np.array([-1e3, -1e3])) == effective_share(np.zeros(0)) == 1.0
+    assert effective_share(np.array([0.0, -1e4])) == 0.5
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

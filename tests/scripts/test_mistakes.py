@@ -11,7 +11,7 @@ import pytest
 from scripts import cli
 from tests.scripts.test_commands import own_signals
 
-PARTS = {"los": "loss", "grpo": "algorithm.grpo", "learning_rate": "learner.lr", "max_logits": "learner.max_logits"}
+PARTS = {"los": "loss", "grpo": "algorithm.grpo", "learning_rate": "learner.lr", "ess_scale": "learner.ess_scale"}
 OF_A_RUN = ("report", "samples", "compare", "status", "ledger", "timeline", "stop", "join")
 RUN, DATA = "train quickstart", "train quickstart task=jsonl task.tokenizer=bytes task.path="
 MISTAKES = [
@@ -39,7 +39,7 @@ MISTAKES = [
     ("'stop_ids'", f"{RUN} sampling.stop_id=[1]"),
     ("'best'", f"{RUN} checkpoint.bset=heldout/reward"),
     ("run.early_stop", f"{RUN} early_stop=3"),
-    ("'max_logits'", f"{RUN} learner.max_logit=9"),
+    ("'ess_scale'", f"{RUN} learner.ess_scaled=true"),
     ("FOLDER", f"{RUN} model=gpt2"),
     # values
     ("async, sync", f"{RUN} mode=asynchronous"),
