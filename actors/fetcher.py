@@ -1,10 +1,13 @@
 """The way from the held weights to a version: a route of hops per part of the weights, and their bytes."""
 
+import asyncio
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import xxhash
 
+from actors.relay import Relay
 from actors.sources import Row, Sources, Superseded
 from areal_like.weights.delta import largest
 from areal_like.weights.history import HEADS
@@ -16,11 +19,15 @@ class Fetcher:
     def __init__(self, sources: Sources, replica: Replica):
         self._sources, self._replica = sources, replica
 
-    async def plans(self, manifest: Manifest) -> list[list[Row]]:
-        """Hops of each part to one version. Raises Superseded."""
+    async def plans(self, manifest: Manifest, newest: Callable[[], Manifest | None]) -> list[list[Row]]:
+        """Hops of each part to one version. `newest`: the newest manifest. Raises Desync, Superseded, Unreachable."""
+
+        def other_relays() -> bool:
+            latest = newest()
+            return latest is not None and latest.relays != manifest.relays
 
         async def plan(part: int, version: int) -> list[Row]:
-            return await self._sources.plan(part, version, *self._replica.held(part))
+            return await self._sources.plan(part, version, *self._replica.held(part), other_relays)
 
         plans = [await plan(part, manifest.version) for part in range(len(manifest.parts))]
         furthest = max(hops[-1][1] for hops in plans)
@@ -31,8 +38,8 @@ class Fetcher:
             raise Superseded
         return plans
 
-    async def fetch(self, part: int, hops: list[Row]) -> Route:
-        """Fetch the hops of a part, a base snapshot into its place. Raises Desync, Superseded."""
+    async def fetch(self, part: int, hops: list[Row], relay: Relay | None) -> Route:
+        """Fetch the hops of a part, a base snapshot into its place. Raises Desync, Superseded, Unreachable."""
         replica, base_snapshot, messages = self._replica, None, list[memoryview]()
         layout = replica.layouts[part]
         put = lambda offset, chunk: layout.copy_in(chunk, offset, replica.state)  # noqa: E731
@@ -40,6 +47,8 @@ class Fetcher:
             base, version, nbytes, checksum = hop
             if base == NOTHING:
                 base_snapshot = version
+                if relay:
+                    await asyncio.to_thread(relay.begin, replica)
                 replica.forget(part)
                 if nbytes != layout.nbytes:
                     raise Desync("wrong size", f"{nbytes} bytes are announced")

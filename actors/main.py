@@ -19,6 +19,7 @@ from actors.failures import REASON_CHARACTERS, printable
 from actors.group_rewards import GroupRewards
 from actors.heldout import Heldout
 from actors.probe_check import ServedProbe
+from actors.relay import Relay
 from actors.reward_pool import RewardPool
 from actors.rewards import reward_function
 from actors.session import GivenUp, Session
@@ -34,6 +35,8 @@ from areal_like.tasks.heldout import sets_of
 from areal_like.tasks.sandbox import WALL
 from areal_like.weights.state import State
 from areal_like.wire.actor_client import ActorClient
+from areal_like.wire.keys import KeysError
+from areal_like.wire.link import BusError
 from areal_like.wire.messages import Applied
 
 log = logging.getLogger(__name__)
@@ -63,6 +66,19 @@ def build_engine(config: Any, vocab_size: int, folder: Path) -> tuple[Any, State
         engine.digest = state.digest()
     engine.version = -1  # until the learner announces the version of these bits
     return engine, state
+
+
+def build_relay(role: Role, subscriber: Subscriber) -> Relay | None:
+    """A relay of weights to other actors, if the config wants one and this process can run it."""
+    weights = role.config.weights
+    if weights.fanout == 0:
+        return None
+    knobs: dict[str, Any] = {"keep": weights.keep, "snapshot_every": weights.snapshot_every, "keys": role.keys}
+    try:
+        return Relay(role.own_endpoint(), lambda: subscriber.sources.received, **knobs)
+    except (BusError, KeysError) as error:
+        log.warning("no weights are handed on from here: %s", error)
+        return None
 
 
 async def _heartbeat(client: ActorClient, worker: Worker, subscriber: Subscriber, pool: RewardPool) -> None:
@@ -133,7 +149,9 @@ async def serve(role: Role) -> None:
         sweep_every=config.weights.sweep_every, **link,
     )  # fmt: skip
     del state  # a replica on a device has a copy
+    subscriber.relay = build_relay(role, subscriber)
     subscriber.probe = ServedProbe(engine, role.name, config.weights.probe_error)
+    client.relay = subscriber.relay.offer if subscriber.relay else None
     timeout = WALL * rewards.timeout if rewards.workers else math.inf
     rewards_of = partial(reward_function, pool=pool, timeout=timeout, on_error=rewards.on_error)
     reward, rollout = rewards_of(task), rollout_of(config, task, rewards_of)

@@ -2,12 +2,12 @@
 
     announcement ─► sync (held version, digest) ─► plan ─► hops, in chunks ─► checked ─► applied to the replica ─► load
 
-Waits for an announcement (unblocked by the buffer) and then for the plan and chunks (unblocked by the publisher:
-`actors.sources`) of each part of the weights, one per rank of the learner. The replica (`areal_like.weights.replica`)
-lies beside the live weights, on a GPU where the engine computes there; only with all of a version in it and a right
-digest does the engine get the update, between two decode steps. A thread applies large updates, so generation
-continues. Overtaken versions are skipped. Each mismatch (a checksum, a base, a digest) is counted by reason, and leads
-to whole weights.
+Waits for an announcement (unblocked by the buffer) and then for the plan and chunks (unblocked by the publisher, or by
+a relay: `actors.sources`) of each part of the weights, one per rank of the learner. The replica
+(`areal_like.weights.replica`) lies beside the live weights, on a GPU where the engine computes there; only with all of
+a version in it and a right digest does the engine get the update, between two decode steps. A thread applies large
+updates, so generation continues. Overtaken versions are skipped. Each mismatch (a checksum, a base, a digest) is
+counted by reason, and leads to whole weights.
 """
 
 import asyncio
@@ -15,12 +15,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 
+from actors import sources
 from actors.fetcher import Fetcher
 from actors.probe_check import ServedProbe
-from actors.sources import Sources, Superseded
+from actors.relay import Relay
+from actors.sources import Sources, Superseded, Unreachable
 from areal_like.interfaces import RolloutEngine
 from areal_like.run.spans import Spans
 from areal_like.weights.replica import NOTHING, Desync, Replica, Route, Update
@@ -34,14 +35,12 @@ TRIES = 3
 """Wrong weights in a row, the last ones whole, after which another request does not help."""
 THREAD_FROM = 4 << 20
 """Above this size weights are applied in a thread."""
-NEWS_SECONDS = 10.0
-"""Seconds to wait for the announcement of a version that has overtaken another."""
 
 
 class Subscriber:
     """Keeps `engine` at the newest announced version; calls `applied(version, digest)` for each one. `state` has the
     bits that the engine begins with, if it has any. After `sweep_every` versions the replica's digest is recomputed
-    from all bits. A `probe` asks the engine what it computes with the held weights."""
+    from all bits. A `relay` passes the held weights on, a `probe` asks the engine what it computes with them."""
 
     def __init__(
         self,
@@ -58,6 +57,7 @@ class Subscriber:
         self.engine, self.name, self.applied = engine, name, applied
         self._spans = spans or Spans()
         self.sources = Sources(name, partial(AsyncDealer, link_timeout=link_timeout, keys=keys, role="actor"))
+        self.relay: Relay | None = None
         self.probe: ServedProbe | None = None
         self._newest: Manifest | None = None
         self._news, self._sweep_every = asyncio.Event(), sweep_every
@@ -68,9 +68,15 @@ class Subscriber:
         self.totals = dict.fromkeys(("fetch_seconds", "replica_seconds", "deltas", "base_snapshots"), 0.0)
 
     def stats(self) -> dict[str, float]:
-        """Running totals: bytes and seconds of fetching, seconds of applying to the replica, versions as deltas or with
-        a base snapshot, whole weights by reason."""
-        found = self.totals | {"weight_bytes": self.sources.received, "full_syncs": self.full_syncs.total()}
+        """Running totals: bytes and seconds of fetching, bytes from relays and to others, relays that were left,
+        seconds of applying to the replica, versions as deltas or with a base snapshot, whole weights by reason."""
+        found = self.totals | {
+            "weight_bytes": self.sources.received,
+            "weight_bytes_relayed": self.sources.relayed,
+            "weight_bytes_served": self.relay.bytes_sent if self.relay else 0,
+            "relays_left": self.sources.left,
+            "full_syncs": self.full_syncs.total(),
+        }
         found |= {f"full_syncs/{reason}": count for reason, count in self.full_syncs.items()}
         return {key: float(value) for key, value in found.items()}
 
@@ -94,17 +100,19 @@ class Subscriber:
                 await self._overtaken()
                 continue
             if self.engine.version < manifest.version:
-                self._news.set()  # the plan led to an earlier one
+                self._news.set()  # a relay has brought it half-way
             await asyncio.sleep(0)  # generation continues first, then the buffer is notified
             self.applied(self.engine.version, self.engine.digest)
             if self.probe and self.engine.version == manifest.version:
                 self.probe.begin(manifest)
 
     async def _overtaken(self) -> None:
-        """The version that overtook this one is announced soon; ask again in any case."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), NEWS_SECONDS)
-        self._news.set()
+        """The version that overtook this one is announced soon, or a relay was wrong; ask again in any case."""
+        try:
+            await asyncio.wait_for(self._news.wait(), sources.PATIENCE_SECONDS)
+        except TimeoutError:
+            self.sources.leave("it has said that there is something newer, and there is not")
+            self._news.set()
 
     async def apply(self, manifest: Manifest) -> None:
         """Fetch, verify and load a version, or the one that the plan led to. Raises Superseded; BusError for wrong bits
@@ -113,6 +121,8 @@ class Subscriber:
         self.digests[version] = digest
         self.replica.shape(self._specs(manifest), manifest.block_bytes, len(manifest.parts))
         held = self.replica.same_bits(version, digest)
+        if held and self.relay:
+            self.relay.add(self.replica, ())
         if digest == self.engine.digest:  # the same bits under a new number: nothing to transfer
             self.engine.version = version
             return
@@ -122,8 +132,10 @@ class Subscriber:
             try:
                 version, digest = await self._renew(manifest)
                 break
+            except Unreachable as error:
+                self.sources.leave(error)
             except Desync as error:
-                tries -= 1
+                tries -= not self.sources.leave(error)
                 self.replica.forget()
                 self.full_syncs[error.reason] += 1
                 log.warning("%s: version %d: %s; whole weights are fetched", self.name, version, error)
@@ -142,16 +154,16 @@ class Subscriber:
 
     async def _renew(self, manifest: Manifest) -> tuple[int, str]:
         """Bring the replica to the manifest's version, or to another one that was announced: returns which, and its
-        digest. Raises Desync, Superseded."""
+        digest. Raises Desync, Superseded, Unreachable."""
         begin = time.monotonic()
-        plans = await self.fetcher.plans(manifest)
+        plans = await self.fetcher.plans(manifest, lambda: self._newest)
         target = plans[0][-1][1]
         if target not in self.digests:
             raise Superseded
         whole = any(base == NOTHING for hops in plans for base, *_ in hops)
         if whole and self.replica.version != NOTHING:
             self.full_syncs["no route from here"] += 1
-        routes = [await self.fetcher.fetch(part, hops) for part, hops in enumerate(plans)]
+        routes = [await self.fetcher.fetch(part, hops, self.relay) for part, hops in enumerate(plans)]
         fetched = time.monotonic()
         await self._take(routes, target)
         self.totals["fetch_seconds"] += fetched - begin
@@ -161,10 +173,14 @@ class Subscriber:
 
     async def _take(self, routes: list[Route], version: int) -> None:
         def work() -> None:
+            if self.relay:
+                self.relay.begin(self.replica)
             self.replica.take(routes, version, self.digests[version])
             taken = self.totals["base_snapshots"] + self.totals["deltas"] + 1
             if taken % self._sweep_every == 0 and not self.replica.sweep():
                 raise Desync("wrong sweep", "bits of the replica have changed by themselves")
+            if self.relay:
+                self.relay.add(self.replica, routes)
 
         if self.replica.state.nbytes < THREAD_FROM:
             work()
@@ -173,5 +189,7 @@ class Subscriber:
 
     def close(self) -> None:
         self.sources.close()
+        if self.relay:
+            self.relay.close()
         if self.probe:
             self.probe.close()

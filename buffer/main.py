@@ -28,7 +28,7 @@ from buffer.injection import FixedAge
 from buffer.journal import Journal, JournalError, Recorded, check_payloads, reader
 from buffer.kept_samples import KeptSamples
 from buffer.outbox import Outbox
-from buffer.peers import Peers
+from buffer.peers import Fleet, Peers
 from buffer.prompts import PromptCursor, shares_of
 from buffer.replay_server import ReplayServer
 from buffer.schedulers import Scheduler
@@ -95,8 +95,10 @@ def build_dispatcher(
     config: Config, task: Task, router: Router, outbox: Outbox, groups: GroupManager, scheduler: Scheduler
 ) -> Dispatcher:
     """What decides in the run of a config. A simulation brings its own router."""
+    actors = configs.actors_of(config)
+    fanout = actors if config.weights.fanout is None else config.weights.fanout
     return Dispatcher(
-        Peers(router, configs.actors_of(config)),
+        Peers(router, actors, fleet=Fleet(fanout)),
         groups,
         outbox,
         scheduler,

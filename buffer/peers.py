@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec.structs import replace
+
 from areal_like.wire import messages
 from areal_like.wire.bus import Router
-from buffer.fleet import Stats, Totals
+from buffer.fleet import RelayTree, Stats, Totals
 
 MOST_REFUSED = 3
 """A group is dropped after so many refused pushes; an actor gets no leases after so many in a row, until it joins
@@ -66,8 +68,8 @@ class Actor:
 class Fleet:
     """Actors by name and by routing id, in the order in which they joined. `totals`: of their reports."""
 
-    def __init__(self) -> None:
-        self.totals = Totals()
+    def __init__(self, fanout: int = 0) -> None:
+        self.tree, self.totals = RelayTree(fanout), Totals()
         self.by_name: dict[str, Actor] = {}
         self.by_peer: dict[bytes, Actor] = {}
 
@@ -85,6 +87,7 @@ class Fleet:
     def leave(self, actor: Actor) -> None:
         self.by_name.pop(actor.name, None)
         self.by_peer.pop(actor.peer, None)
+        self.tree.leave(actor.name)
 
     def at_work(self, now: float) -> list[Actor]:
         """Actors that may get leases: never one with too many refused groups in a row; a benched or failing one, or one
@@ -158,6 +161,7 @@ class Peers:
                 self.announce_to(actor)
 
     def announce_to(self, actor: Actor) -> None:
-        """Announce the present weights, if any, to one actor."""
+        """Announce the present weights, if any, to one actor, with the relays to get them from."""
         if manifest := self.weights.manifest:
-            self.router.send(actor.peer, messages.Announce(manifest))
+            relays = self.fleet.tree.above(actor.name)
+            self.router.send(actor.peer, messages.Announce(replace(manifest, relays=relays)))

@@ -188,6 +188,8 @@ class Server:
                 self._on_failed(actor, message)
             case messages.HandBack():
                 self.presence.hand_back(actor, message, self.limits)
+            case messages.Relay(endpoint, key):
+                self.fleet.tree.join(actor.name, endpoint, key)
 
     def _on_failed(self, actor: Actor, message: messages.Failed) -> None:
         if self.presence.passes_on(actor, message):

@@ -23,8 +23,8 @@ def value_of(kind: inspect.Type, chance: random.Random) -> Any:
             return chance.randint(low, low + 7 if most is None else min(low + 7, most))
         case inspect.FloatType():
             return chance.random()
-        case inspect.StrType():
-            return chance.choice(["a", "digest", "actor-0"])
+        case inspect.StrType(pattern=pattern):
+            return "ipc://a" if pattern else chance.choice(["a", "digest", "actor-0"])
         case inspect.BytesType():
             return chance.randbytes(8)
         case inspect.ListType(item_type=item, min_length=least):

@@ -98,6 +98,7 @@ class Weights:
     probe_every: Annotated[int, "[0, inf)"]
     probe_error: Annotated[float, "(0, inf]"] | None
     overlap: bool
+    fanout: Annotated[int, "[0, inf)"] | None
 
 
 @dataclass

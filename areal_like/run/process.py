@@ -32,7 +32,7 @@ from areal_like.config.run_config import Config, ConfigError, load_resolved, rep
 from areal_like.errors import UserError
 from areal_like.launch import sockets
 from areal_like.run.run_folder import RENDEZVOUS, config_file
-from areal_like.wire.bus import NODE, bypass_proxies, deliver, own_address
+from areal_like.wire.bus import NODE, bypass_proxies, deliver, is_loopback, own_address
 from areal_like.wire.link import BusError
 
 EXIT_USER_ERROR = 2
@@ -99,6 +99,12 @@ class Role:
             host = own_address() if buffer.host == NODE else buffer.host
             return f"tcp://{host}:{buffer.port if service == 'buffer' else 0}"
         return f"{buffer.transport}://{self.sockets}/{service}"
+
+    def own_endpoint(self) -> str:
+        """Endpoint at which this role binds a service that only it offers."""
+        if self.config.buffer.transport == "tcp":
+            return f"tcp://{'127.0.0.1' if is_loopback(self.config.buffer.host) else own_address()}:0"
+        return f"{self.config.buffer.transport}://{self.sockets}/w{os.getpid()}"
 
     def offer(self, service: str, endpoint: str) -> None:
         folder = self.run / RENDEZVOUS

@@ -42,6 +42,12 @@ def write(head: DeltaHead, layout: Layout, blocks: Sequence[bytes]) -> bytes:
     return b"".join([start, sizes, *blocks])
 
 
+def ends_of(data: Message) -> tuple[int, str]:
+    """Version and digest after a delta that was checked before."""
+    _, _, version, _, digest, _, _ = _HEAD.unpack_from(data)
+    return version, digest.hex()
+
+
 def read(data: Message, layout: Layout) -> Delta:
     """Raises DeltaError unless this is a delta of weights with this layout, whole and sound."""
     view = memoryview(data).cast("B")

@@ -1,4 +1,4 @@
-"""Messages that a publisher can serve: the newest weights, the deltas that led there, and a base snapshot.
+"""Messages that a publisher or a relay can serve: the newest weights, the deltas that led there, and a base snapshot.
 
 A subscriber names the version that it holds, and gets the shortest route from there to the newest one: the chain of
 deltas, or a base snapshot (a copy of the whole weights, made on request when the last one is old) and the deltas after
@@ -41,9 +41,9 @@ class History:
         self._base_snapshot: tuple[Hop, np.ndarray] | None = None
         self.version, self.digest = NOTHING, ""
 
-    def add(self, version: int, digest: str, state: State, message: Message | None) -> None:
-        """`state` is the newest now, and must not change until it is released; `message` leads there from the one
-        before (None: none does, and another line of versions may begin)."""
+    def add(self, version: int, digest: str, state: State | None, message: Message | None) -> None:
+        """`state` is the newest now, and must not change until it is released (None: nobody holds it whole); `message`
+        leads there from the one before (None: none does, and another line of versions may begin)."""
         checksum = "" if message is None else xxhash.xxh3_64_hexdigest(message)
         with self._lock:
             if message is None:
@@ -54,7 +54,8 @@ class History:
                 hop = Hop(self.version, version, len(message), checksum)
                 self._chain[self.version] = hop, message, self.digest
             self._states = {old: kept for old, kept in self._states.items() if old == self.version}
-            self._states[version] = state
+            if state is not None:
+                self._states[version] = state
             self.version, self.digest = version, digest
             self._trim(self._layout.nbytes)
 

@@ -1,37 +1,48 @@
-"""Serves the history of a part of the weights in chunks, on each rank of the learner.
+"""Serves histories of weights in chunks: each learner rank those of its part, a relay those of all parts.
 
 A `Sync` is answered by the hops (`weights.history`) that lead there, none if there is no route; the subscriber fetches
-them in chunks. `Gone`: a hop is no longer held. A plan may lead to the newest version here instead. If there is nothing
-new yet, the answer waits until a plan can be made."""
+them in chunks. `Gone`: a hop is no longer held. A plan may lead to the newest version here instead: so a lagging relay
+still brings others forward. If there is nothing new yet, `Later` is repeated until a plan can be made."""
 
 import threading
+import time
 from collections.abc import Callable
 
 from areal_like.weights.history import History
 from areal_like.weights.replica import NOTHING
 from areal_like.wire.bus import Router
 from areal_like.wire.frames import WireError
-from areal_like.wire.messages import Chunk, Fetch, Gone, Hops, Sync
+from areal_like.wire.messages import Chunk, Fetch, Gone, Hops, Later, Sync
 
 MAX_CHUNK_BYTES = 4 << 20
 MAX_FRAME_BYTES = 4096
 """Largest message that is received: requests are small."""
 UNSENT_CHUNKS = 32
 """Chunks that may wait for one subscriber; it asks for no more than a few at once."""
-LOOK_SECONDS = 0.002
-"""Seconds between checks whether a version that a peer waits for has arrived."""
+LOOK_SECONDS, LATER_SECONDS = 0.002, 0.5
+"""Seconds between checks whether a version that a peer waits for has arrived, and between messages to such peers."""
 MOST_WAITING = 10_000
 """Most peers at a time. Others are ignored, and try again."""
 
 
 class WeightServer:
-    """Serves what `history(part)` returns, if anything yet, on `endpoint`, in a thread of its own. `keys` see
-    `wire.keys`."""
+    """Serves what `history(part)` returns, if anything yet, on `endpoint`, in a thread of its own. `progress()` grows
+    while more is on its way. `keys` see `wire.keys`; with `as_client` it shows a client's pair."""
 
-    def __init__(self, endpoint: str, keys: str | None, history: Callable[[int], History | None]):
-        self._router = Router(endpoint, keys, max_frame=MAX_FRAME_BYTES, unsent=UNSENT_CHUNKS)
-        self.endpoint, self._history = self._router.endpoint, history
+    def __init__(
+        self,
+        endpoint: str,
+        keys: str | None,
+        history: Callable[[int], History | None],
+        progress: Callable[[], int] = int,
+        *,
+        as_client: bool = False,
+    ):
+        self._router = Router(endpoint, keys, max_frame=MAX_FRAME_BYTES, unsent=UNSENT_CHUNKS, as_client=as_client)
+        self.endpoint, self.key = self._router.endpoint, self._router.key
+        self._history, self._progress = history, progress
         self._waiting: dict[bytes, Sync] = {}
+        self._told = 0.0
         self._ending = threading.Event()
         self.bytes_sent = 0
         self._thread = threading.Thread(target=self._serve, name="weights", daemon=True)
@@ -57,6 +68,11 @@ class WeightServer:
     def _look_again(self) -> None:
         for peer in list(self._waiting):
             self._plan(peer, self._waiting.pop(peer))
+        now = time.monotonic()
+        if self._waiting and now - self._told >= LATER_SECONDS:
+            self._told = now
+            for peer, asked in self._waiting.items():
+                self._router.send(peer, Later(asked.part, asked.version, self._progress()))
 
     def _plan(self, peer: bytes, asked: Sync) -> None:
         version, held, digest = asked.version, asked.held, asked.digest

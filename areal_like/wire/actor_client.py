@@ -43,6 +43,7 @@ class ActorClient:
         self.dealer = AsyncDealer(endpoint, name, "buffer", link_timeout=link_timeout, keys=keys, role="actor")
         self._ready: dict[int, None] = {}  # groups to push, in order
         self._unacknowledged: dict[int, _Pushed] = {}
+        self.relay: messages.Relay | None = None
 
     def send(self, message: Message) -> None:
         """The buffer discards it at the actor's next `Hello`."""
@@ -50,6 +51,8 @@ class ActorClient:
 
     def hello(self) -> None:
         self.dealer.send(messages.Hello("actor", self.name, os.getpid(), self.slots))
+        if self.relay:
+            self.dealer.send(self.relay)
 
     def heartbeat(self, stats: dict[str, float | str], progress: dict[int, int], heldout: dict[int, int]) -> None:
         """Send a `Heartbeat`, and repeat pushes that got no answer."""

@@ -118,11 +118,18 @@ class Router:
     """A bound socket that talks to many peers, each known by its routing id (bytes).
 
     `keys` see `areal_like.wire.keys`; None: any process that can reach the endpoint may talk. `max_frame`: bytes of the
-    largest frame. `unsent` messages may wait for one peer. `refused` counts messages that could not be accepted. Raises
-    BusError, KeysError."""
+    largest frame. `unsent` messages may wait for one peer. `as_client`: use an actor's key pair, because the server's
+    is not here; `key` is the public key. `refused` counts messages that could not be accepted. Raises BusError,
+    KeysError."""
 
     def __init__(
-        self, endpoint: str, keys: str | None = None, *, max_frame: int = MAX_FRAME_BYTES, unsent: int = UNSENT
+        self,
+        endpoint: str,
+        keys: str | None = None,
+        *,
+        max_frame: int = MAX_FRAME_BYTES,
+        unsent: int = UNSENT,
+        as_client: bool = False,
     ):
         # The allow-list belongs to a context: one of its own, so that it concerns no other socket of this process.
         self.context: zmq.SyncContext = zmq.Context() if keys else zmq.Context.instance()
@@ -130,15 +137,17 @@ class Router:
         self._guard = keyring.Guard(self.context, keys) if keys else None
         self.socket = self.context.socket(zmq.ROUTER)
         self.refused = self.unsent = 0
+        self.key = ""
         try:
             limits: Options = {zmq.SNDHWM: unsent, zmq.RCVHWM: UNREAD, zmq.MAXMSGSIZE: max_frame}
             # ROUTER_MANDATORY: a full queue is an error here, and no silent loss
             _configure(self.socket, {**limits, zmq.ROUTER_HANDOVER: 1, zmq.ROUTER_MANDATORY: 1})
             if keys:
-                public, secret = keyring.server_pair(keys)
+                public, secret, *_ = keyring.client_pair(keys, "actor") if as_client else keyring.server_pair(keys)
                 # ZAP_ENFORCE_DOMAIN: without an allow-list accept nobody; the default accepts all
                 curve: Options = {zmq.CURVE_SERVER: 1, zmq.CURVE_PUBLICKEY: public, zmq.CURVE_SECRETKEY: secret}
                 _configure(self.socket, {**curve, zmq.ZAP_DOMAIN: keyring.DOMAIN.encode(), zmq.ZAP_ENFORCE_DOMAIN: 1})
+                self.key = public.decode()
             self.socket.bind(endpoint)
         except keyring.KeysError:
             self.close()
@@ -198,21 +207,22 @@ def deliver(seconds: float) -> None:
 
 
 class Security(TypedDict, total=False):
-    """Of a dealer: seconds until a silent connection counts as broken, the folder of keys (`wire.keys`), and the key
-    pair there to use."""
+    """Of a dealer: seconds until a silent connection counts as broken, the folder of keys (`wire.keys`), the key pair
+    there to use, and the public key that the other side must show where it is not the server's."""
 
     link_timeout: float | None
     keys: str | None
     role: str
+    key: str
 
 
 def _dealer(context: zmq.Context[Socket], endpoint: str, name: str, peer: str, how: Security) -> tuple[Socket, Link]:
-    link_timeout, keys = how.get("link_timeout"), how.get("keys")
+    link_timeout, keys, key = how.get("link_timeout"), how.get("keys"), how.get("key", "")
     options: Options = {zmq.SNDHWM: 0, zmq.RCVHWM: 0, zmq.MAXMSGSIZE: MAX_FRAME_BYTES}
     options[zmq.ROUTING_ID] = routing_id(name)
     if keys:
         own, secret, server = keyring.client_pair(keys, how["role"])
-        options |= {zmq.CURVE_PUBLICKEY: own, zmq.CURVE_SECRETKEY: secret, zmq.CURVE_SERVERKEY: server}
+        options |= {zmq.CURVE_PUBLICKEY: own, zmq.CURVE_SECRETKEY: secret, zmq.CURVE_SERVERKEY: key.encode() or server}
     if link_timeout:
         ms = max(PINGS_PER_TIMEOUT, int(link_timeout * 1000))
         options |= {zmq.HANDSHAKE_IVL: ms, zmq.HEARTBEAT_TIMEOUT: ms, zmq.HEARTBEAT_IVL: ms // PINGS_PER_TIMEOUT}

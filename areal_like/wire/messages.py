@@ -78,7 +78,8 @@ class Probe(msgspec.Struct, forbid_unknown_fields=True):
 
 class Manifest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A version of the weights, and where to fetch it. `bytes`: in total. `tensors`: (name, dtype, shape) of each.
-    `parts`: endpoint of each part's publisher. `probe`: now and then, logprobs to check engines against."""
+    `parts`: endpoint of each part's publisher. `relays`: (endpoint, public key) of the sources to ask first. `probe`:
+    now and then, logprobs to check engines against."""
 
     version: Version
     digest: Text
@@ -86,6 +87,7 @@ class Manifest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     tensors: Annotated[list[tuple[Text, Text, Annotated[list[Count], Meta(max_length=16)]]], Meta(max_length=MOST)] = []
     block_bytes: Count = 0
     parts: Annotated[list[Text], Meta(max_length=MOST)] = []
+    relays: Annotated[list[tuple[Text, Text]], Meta(max_length=MOST)] = []
     probe: Probe | None = None
 
 
@@ -139,6 +141,13 @@ class HandBack(Message):
 
     lengths: Annotated[dict[Count, Lengths], Meta(max_length=MOST)]
     leaving: bool
+
+
+class Relay(Message):
+    """Offers to hand weights on to others, after hello; `key` is the public key ("": no keys)."""
+
+    endpoint: Annotated[str, Meta(max_length=MAX_NAME, pattern="^(ipc|tcp)://")]
+    key: Annotated[str, Meta(max_length=MAX_NAME)]
 
 
 class Credit(Message):
@@ -307,7 +316,7 @@ class Refused(Message):
 
 
 class Sync(Message):
-    """How do I get from what I hold of a part (`held`, `digest`) to `version`? Answered by `Hops`."""
+    """How do I get from what I hold of a part (`held`, `digest`) to `version`? Answered by `Hops`, or `Later`."""
 
     part: Count
     version: Version
@@ -333,6 +342,14 @@ class Hops(Message):
     hops: Annotated[list[tuple[Held, Version, Count, Text]], Meta(max_length=MOST_HOPS)]
 
 
+class Later(Message):
+    """The version is not here yet; `progress` grows while it comes."""
+
+    part: Count
+    version: Version
+    progress: Count
+
+
 class Chunk(Message):
     """Its payload are the bytes that were asked for."""
 
@@ -352,7 +369,7 @@ class Gone(Message):
 KINDS: dict[str, type[Message]] = {each.kind(): each for each in Message.__subclasses__()}
 SENDS: dict[str, frozenset[type[Message]]] = {
     "learner": frozenset({Hello, Stop, Model, Published, Want, WantShare, Trained, Checkpointed, Untrainable, EndRun}),
-    "actor": frozenset[type[Message]]([Hello, Status, Lost, Heartbeat, Push, HandBack, Credit, LeftOut])
+    "actor": frozenset[type[Message]]([Hello, Status, Lost, Heartbeat, Push, HandBack, Relay, Credit, LeftOut])
     | {Failed, Evaluated, Applied, Sync, Fetch},
     "operator": frozenset({Status, Lost, Stop}),
     "observer": frozenset({Status}),

@@ -86,16 +86,20 @@ class LearnerCost(Part):
 
 class WeightsCost(Part):
     """`encode`: from a train step's end to the announcement. `fetch`: of an actor. `size`: bytes of an update; `link`:
-    bytes per second that a rank of the learner sends to all actors."""
+    bytes per second that a source (a rank of the learner, or a relay) sends to all its receivers."""
 
     encode: Seconds = 0.0
     fetch: Seconds = 0.0
     size: Seconds = 0.0
     link: Positive | None = None
 
-    def seconds(self, actors: int, ranks: int) -> float:
-        """Of an update of each of these actors."""
-        return self.fetch + (actors * self.size / self.link / ranks if self.link else 0.0)
+    def seconds(self, place: int, actors: int, fanout: int, ranks: int) -> float:
+        """Of the update of the actor at this place of the tree (`buffer.relays`)."""
+        levels = 0
+        while fanout and (place := place // fanout - 1) >= 0:
+            levels += 1
+        sent = min(fanout or actors, actors) * self.size / self.link if self.link else 0.0
+        return self.fetch + sent * (1.0 / ranks + levels)
 
 
 class Sample(Part):

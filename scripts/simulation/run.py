@@ -121,9 +121,11 @@ class Simulation:
         BufferLoop(router, partial(self.buffer.step, 0), costs.buffer, costs.sample.buffer)
         prompts = prompt_of(task, costs.answers.prompt, config.sampling.max_new_tokens)
         world = World(router, costs, prompts, config.run.seed, random.Random(history))
-        count = actors_of(config)
-        update = costs.weights.seconds(count, costs.learner.gpus)
-        self.actors = [SimulatedActor(f"actor-{place}", world, update) for place in range(count)]
+        count, fanout = actors_of(config), config.weights.fanout
+        self.actors = []
+        for place in range(count):
+            update = costs.weights.seconds(place, count, count if fanout is None else fanout, costs.learner.gpus)
+            self.actors.append(SimulatedActor(f"actor-{place}", world, update))
         self.learner = SimulatedLearner(config, router, costs, self.actors)
 
     def run(self, warmup: int = WARMUP_STEPS) -> Outcome:

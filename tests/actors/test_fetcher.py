@@ -33,7 +33,7 @@ async def test_all_parts_lead_to_one_version(offers: dict[int, list[int]], plann
         return [(NOTHING, offers[part].pop(0), 8, "")]
 
     manifest = Manifest(2, "digest", parts=["tcp://one", "tcp://two"])
-    found = Fetcher(SimpleNamespace(plan=plan), replica_of(2)).plans(manifest)  # type: ignore[arg-type]
+    found = Fetcher(SimpleNamespace(plan=plan), replica_of(2)).plans(manifest, lambda: manifest)  # type: ignore[arg-type]
     if planned is None:
         with pytest.raises(Superseded):
             await found
@@ -63,7 +63,7 @@ async def test_a_hop_of_another_size_or_checksum_is_a_desync(
     async def fetch(part: int, row: tuple, put) -> None:
         put(0, np.frombuffer(DATA, np.uint8)[: row[2]])
 
-    route = Fetcher(SimpleNamespace(fetch=fetch), replica_of(1)).fetch(0, [hop])  # type: ignore[arg-type]
+    route = Fetcher(SimpleNamespace(fetch=fetch), replica_of(1)).fetch(0, [hop], None)  # type: ignore[arg-type]
     if reason is None:
         assert [bytes(each) for each in (await route).messages] == ([] if hop[0] == NOTHING else [DATA])
     else:

@@ -264,6 +264,7 @@ MANIFEST = {"version": 1, "digest": "d"}
             for more, field in [
                 ({"tensors": [["weight", "float32"]]}, "tensors"),
                 ({"tensors": [["weight", "float32", [-1]]]}, "tensors"),
+                ({"relays": [["tcp://host:1"]]}, "relays"),
             ]
         ),
     ],

@@ -1,8 +1,10 @@
 """The controller's decisions with events in a fixed order: leases, served groups, batches that are set aside, drained
-runs."""
+runs, and the tree by which actors hand weights on."""
 
 import math
+import random
 import time
+from collections import Counter
 from contextlib import nullcontext
 
 import pytest
@@ -13,6 +15,7 @@ from areal_like.run.samples import read
 from areal_like.wire.link import BusError
 from buffer.entries import LEASED, Stage
 from buffer.events import LeaveOut
+from buffer.fleet import RelayTree
 from buffer.kept_samples import KeptSamples
 from buffer.peers import MOST_FAILED
 from buffer.policies import fifo, in_order, none, zero_variance
@@ -183,6 +186,41 @@ def test_an_actor_on_which_all_fails_takes_no_prompt_from_the_others() -> None:
         house.server.status.report()
     )
     assert not house.store.ledger()["dropped"] and {*failed} <= {each for batch in house.batches() for each in batch}
+
+
+def tree_of(fanout: int, count: int) -> RelayTree:
+    relays = RelayTree(fanout)
+    for number in range(count):
+        relays.join(f"a{number}", f"tcp://{number}", "")
+    return relays
+
+
+@pytest.mark.parametrize("fanout", [1, 2, 3, 16])
+@pytest.mark.parametrize("count", [1, 2, 16, 100])
+def test_each_serves_no_more_than_the_fan_out_whatever_comes_and_goes(fanout: int, count: int) -> None:
+    relays, chance, alive = tree_of(fanout, count), random.Random(0), {f"a{number}" for number in range(count)}
+    for turn in range(30):
+        parents = {name: relays.above(name) for name in alive}
+        served = Counter(above[0][0] if above else "the publisher" for above in parents.values())
+        assert max(served.values()) <= fanout
+        assert len(alive) <= fanout or served["the publisher"] == fanout
+        for name, above in parents.items():  # a chain to the root, and no circle
+            assert (f"tcp://{name[1:]}", "") not in above and len({each for each, _ in above}) == len(above)
+            assert all(f"a{endpoint[6:]}" in alive for endpoint, _ in above)
+        gone = chance.choice(sorted(alive))
+        relays.leave(gone)
+        alive.discard(gone)
+        if turn % 3:
+            relays.join(gone, f"tcp://{gone[1:]}", "")
+            alive.add(gone)
+        if not alive:
+            break
+
+
+def test_a_newcomer_is_sent_to_a_relay_before_it_offers_to_be_one() -> None:
+    relays = tree_of(2, 6)
+    assert relays.above("new") == [("tcp://2", ""), ("tcp://0", "")]
+    assert RelayTree(0).above("new") == tree_of(0, 6).above("a5") == []
 
 
 def batches(house: House) -> list[tuple[int, int, list[int]]]:

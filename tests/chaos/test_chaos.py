@@ -137,8 +137,9 @@ def test_hangs_and_full_disks_in_one_run(tmp_path: Path) -> None:
 
 
 def test_actors_that_come_and_go(tmp_path: Path) -> None:
-    """1 → 6 → 2 → 1 actors, half of the six killed; groups that are handed back continue elsewhere."""
-    victim, dice = Run(tmp_path, *SMALL, *TIMED, "actors.count=1", "--plain"), random.Random(0)
+    """1 → 6 → 2 → 1 actors, half of the six killed; groups that are handed back continue elsewhere. Each hands its
+    weights on to the next one."""
+    victim, dice = Run(tmp_path, *SMALL, *TIMED, "actors.count=1", "weights.fanout=1", "--plain"), random.Random(0)
     gentle = 0
     victim.until("the buffer is there", (victim.folder / "rendezvous" / "buffer.json").exists)
     running = Running(victim.folder)
@@ -148,6 +149,12 @@ def test_actors_that_come_and_go(tmp_path: Path) -> None:
         """Actors that hold weights."""
         return sum(actor["version"] >= 0 for actor in running.report()["actors"].values())
 
+    def relayed() -> list[bool]:
+        """For each guest: have all of its weights come from other actors?"""
+        stats = [actor["stats"] for name, actor in running.report()["actors"].items() if name.startswith("guest")]
+        counts = [[each.get(f"sum:rollout/weight_bytes{end}", 0) for end in ("", "_relayed")] for each in stats]
+        return [count == others > 0 for count, others in counts]
+
     def actors() -> dict[str, int]:
         return {name: pid for name, pid in victim.roles().items() if name.startswith(("actor", "guest"))}
 
@@ -156,6 +163,7 @@ def test_actors_that_come_and_go(tmp_path: Path) -> None:
         for _ in range(TIMES):
             joiner = victim.join("--actors", "5", "--max-restarts", "0")
             victim.until("six actors", lambda: ready() >= 6)
+            victim.until("relayed weights", lambda: all(relayed()))
             victim.until_steps(3)
             killed = dice.sample(sorted(actors()), 3)
             for name in killed:

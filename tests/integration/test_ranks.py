@@ -1,5 +1,5 @@
 """Runs whose learner has two ranks. One rank is killed, the run is resumed, and the result equals the run with one
-rank. Actors and late joiners follow what both publish."""
+rank. Actors, relays and late joiners follow what both publish."""
 
 from pathlib import Path
 

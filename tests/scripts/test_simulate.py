@@ -94,7 +94,8 @@ def test_a_run_that_makes_no_progress_is_stuck(monkeypatch):
 
 def test_actors_of_a_source_share_its_link():
     weights = costs.WeightsCost(fetch=1.0, size=100.0, link=100.0)
-    assert weights.seconds(actors=10, ranks=2) == 1.0 + 10 / 2
+    assert [weights.seconds(place, 10, 2, 1) for place in (0, 1, 2, 5, 6)] == [3.0, 3.0, 5.0, 5.0, 7.0]
+    assert weights.seconds(9, 10, 0, 2) == 1.0 + 10 / 2
 
 
 @pytest.mark.parametrize(

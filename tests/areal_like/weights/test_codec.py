@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from areal_like.weights import digest, kernels, plain, planes
 from areal_like.weights.codec import Encoder, Lanes
-from areal_like.weights.delta import DeltaHead, advance, largest, read, write
+from areal_like.weights.delta import DeltaHead, advance, ends_of, largest, read, write
 from areal_like.weights.digest import K, lanes_of, mixed, sweep, text_of
 from areal_like.weights.layout import Layout
 from areal_like.weights.planes import CODINGS, DENSE, GAPS, MASK, SKIP, Coded, DeltaError, pack, unpack
@@ -253,7 +253,7 @@ WHOLE = START + KEY + bytes([3, 0, 0, 0]) + bytes([1, *[0] * 15, 2, *[0] * 7]) +
     ],
 )
 def test_a_head_that_does_not_fit_is_refused(data: bytes, reason: str) -> None:
-    assert write(HEAD, SMALL, [b"x", b"", b"yz"]) == WHOLE
+    assert write(HEAD, SMALL, [b"x", b"", b"yz"]) == WHOLE and ends_of(WHOLE) == (7, "ab" * 16)
     with pytest.raises(DeltaError, match=reason):
         read(data, SMALL)
 

@@ -1,5 +1,7 @@
 """Answers of a server of weights, over a real socket; the served weights are made up."""
 
+import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,9 +11,9 @@ import pytest
 from areal_like.weights import server as server_module
 from areal_like.weights.history import Hop
 from areal_like.weights.replica import NOTHING
-from areal_like.weights.server import WeightServer
+from areal_like.weights.server import LATER_SECONDS, WeightServer
 from areal_like.wire.bus import Dealer
-from areal_like.wire.messages import Chunk, Fetch, Gone, Hops, Message, Refused, Sync, Want
+from areal_like.wire.messages import Chunk, Fetch, Gone, Hops, Later, Message, Refused, Sync, Want
 
 HOP = Hop(4, 5, 10, "checksum")
 PAYLOAD = bytes(range(10))
@@ -24,7 +26,7 @@ class Serving:
 
     def __init__(self, folder: Path):
         self.plans: dict[tuple[int, int], list[Hop] | None] | None = None
-        self.server = WeightServer(f"ipc://{folder}/w", None, self.history)
+        self.server = WeightServer(f"ipc://{folder}/w", None, self.history, progress=itertools.count(7).__next__)
         self.dealer = Dealer(self.server.endpoint, "asks", "server")
 
     def history(self, part: int) -> SimpleNamespace | None:
@@ -85,10 +87,20 @@ def test_what_is_not_there_is_gone_and_what_is_no_request_refused(serving) -> No
     assert serving.asked(Sync(1, 5, 4, "digest"))[0] == LEADS, "it goes on"
 
 
-def test_those_who_wait_get_their_plan_in_the_end(serving) -> None:
-    for plans in (None, {(5, 4): None}):  # no history, no plan yet
-        serving.plans = plans
-        serving.dealer.send(Sync(1, 5, 4, "digest"))
-        assert serving.asked(Fetch(0, 4, 5, 0, 1))[0] == Gone(0, 5), "the request before it has no answer"
+def test_those_who_wait_get_their_progress_now_and_then_and_in_the_end_their_plan(tmp_path, monkeypatch) -> None:
+    clock, looks = [1000.0], itertools.count()
+    monotonic = lambda: (next(looks), clock[0])[1]  # noqa: E731
+    monkeypatch.setattr(server_module, "time", SimpleNamespace(monotonic=monotonic))
+    serving = Serving(tmp_path)
+    assert serving.asked(Sync(1, 5, 4, "digest")) == (Later(1, 5, 7), []), "no history"
+    enough, deadline = next(looks) + 10, time.monotonic() + 20
+    while next(looks) < enough:
+        assert time.monotonic() < deadline, "nobody looks"
+        time.sleep(0.001)
+    serving.plans = {(5, 4): None}
+    clock[0] += LATER_SECONDS
+    assert serving.answer() == (Later(1, 5, 8), []), "once, however many the looks; no plan yet"
     serving.plans = {(5, 4): [HOP]}
     assert serving.answer() == (LEADS, [])
+    serving.dealer.close()
+    serving.server.close()
