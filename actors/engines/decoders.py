@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from actors.engines.slot_cache import ATTENTION, SlotCache
 from areal_like.models.causal_lm import multiplied_into_float32, round_inputs
 from areal_like.models.compiling import Compiling
+from areal_like.models.flat_parameters import FlatParameters
 
 ONE_THREAD = 1 << 15
 """Numbers up to which torch computes a function of each in one thread (its grain size)."""
@@ -61,7 +62,9 @@ class ModelDecoder:
         if cache.dtype != model.dtype:
             for module in round_inputs(model, cache.dtype):
                 module.to(cache.dtype)
-        self._model, self._cache = model.to(cache.keys.device), cache  # type: ignore[arg-type]
+        alone = (([parameter], parameter.dtype) for parameter in model.parameters())
+        self.parameters = FlatParameters(alone, cache.keys.device)
+        self._model, self._cache = model.to(cache.keys.device), cache  # type: ignore[arg-type] # with its buffers
 
     def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
         self._model.base_model(tokens, position_ids=positions, use_cache=False, slot_cache=self._cache)
@@ -99,16 +102,23 @@ class FusedDecoder:
         return all(layer.self_attn.o_proj.bias is None and layer.mlp.up_proj.bias is None for layer in _layers(model))
 
     def __init__(self, model: PreTrainedModel, cache: SlotCache):
-        layers = [_fuse(layer, cache.dtype, cache.keys.device, cache.batch_invariant) for layer in _layers(model)]
-        model.to(cache.keys.device)  # type: ignore[arg-type] # the rest: the whole was never there in float32
         body: Any = model.base_model
         head: Any = model.get_output_embeddings()
+        half_head = cache.dtype != torch.float32 and cache.keys.device.type in HALF_HEAD
+        stacks = [stack for layer in _layers(model) for stack in _stacks(layer)]
+        products = {id(parameter) for stack in stacks for parameter in stack}
+        rest = [parameter for parameter in model.parameters() if id(parameter) not in products]
+        groups = [(stack, cache.dtype) for stack in stacks]
+        # A head in half precision: the embedding is, too, where they are tied.
+        groups += [([p], cache.dtype if half_head and p is head.weight else p.dtype) for p in rest]
+        self.parameters = FlatParameters(groups, cache.keys.device)
+        model.to(cache.keys.device)  # type: ignore[arg-type] # buffers
+        layers = [_fuse(layer, self.parameters, cache.batch_invariant) for layer in _layers(model)]
         self._cache = cache
         self._embedding = body.embed_tokens
         self._rotary = body.rotary_emb
         self._head: Callable[..., torch.Tensor] = product(head.weight, head.bias, cache.batch_invariant)
-        if cache.dtype != torch.float32 and cache.keys.device.type in HALF_HEAD:
-            head.weight.data = head.weight.data.to(cache.dtype)  # the embedding's too, where they are tied
+        if half_head:
             self._head = partial(multiplied_into_float32, weight=head.weight.detach(), bias=head.bias)
         self._layers = layers
         self._norms = [norm for layer in layers for norm in layer.norms] + [body.norm]
@@ -174,27 +184,24 @@ def _layers(model: PreTrainedModel) -> list[Any]:
     return list(body.layers)
 
 
-def _fuse(layer: Any, dtype: torch.dtype, device: torch.device, batch_invariant: bool) -> _Layer:
+def _stacks(layer: Any) -> list[list[nn.Parameter]]:
+    """The parameters of a layer that are multiplied as one: weights of its four products, and the first one's bias."""
     attention, mlp = layer.self_attn, layer.mlp
-
-    def stacked(*parameters: nn.Parameter) -> torch.Tensor:
-        """One tensor that holds the parameters along their first dimension; they become views of it."""
-        whole = torch.cat([parameter.detach().to(device, dtype) for parameter in parameters])
-        for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
-            parameter.data = part
-        return whole
-
-    def multiplied(linears: list[Any], bias: torch.Tensor | None = None) -> Product:
-        return product(stacked(*(linear.weight for linear in linears)), bias, batch_invariant)
-
     qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
-    bias = None if attention.q_proj.bias is None else stacked(*(linear.bias for linear in qkv))
+    products = [qkv, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]]
+    weights = [[linear.weight for linear in linears] for linears in products]
+    return weights + [[linear.bias for linear in qkv]] * (attention.q_proj.bias is not None)
+
+
+def _fuse(layer: Any, parameters: FlatParameters, batch_invariant: bool) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv, out, gate_up, down, *bias = (parameters.stacked(stack) for stack in _stacks(layer))
     return _Layer(
         scale=attention.scaling,
-        qkv=multiplied(qkv, bias),
-        out=multiplied([attention.o_proj]),
-        gate_up=multiplied([mlp.gate_proj, mlp.up_proj]),
-        down=multiplied([mlp.down_proj]),
+        qkv=product(qkv, *(bias or [None]), batch_invariant),
+        out=product(out, None, batch_invariant),
+        gate_up=product(gate_up, None, batch_invariant),
+        down=product(down, None, batch_invariant),
         activation=_by_rows(mlp.act_fn) if batch_invariant else mlp.act_fn,
         norms=(layer.input_layernorm, layer.post_attention_layernorm),
         head_norms=(attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None,

@@ -396,8 +396,10 @@ class TorchEngine:
         start = perf_counter()
         self._table.end_runs(self.version)
         changes = update.changes
-        sparse = changes is not None and changes.since == self.digest
-        write_state(update.state, self._parameters, changes if sparse else None)
+        if changes is not None and changes.since == self.digest:
+            self._decoder.parameters.write(update.state, self._parameters, changes)
+        else:
+            write_state(update.state, self._parameters)
         self.version, self.digest = update.version, update.digest
         if self._table.requests:
             self._stale = self._recompute

@@ -212,8 +212,8 @@ def read_state(tensors: Mapping[str, torch.Tensor], state: State, done: Callable
 
 
 @torch.no_grad()
-def write_state(state: State, tensors: dict[str, torch.Tensor], changes: Changes | None = None) -> None:
-    """Copy published bits, or those that `changes` name, into tensors of the same names and shapes."""
+def write_state(state: State, tensors: Mapping[str, torch.Tensor], changes: Changes | None = None) -> None:
+    """Copy published bits, or those that `changes.tensors` name, into tensors of the same names and shapes."""
     for index, (spec, bits) in enumerate(state.tensors()):
         source, target = bits if isinstance(bits, torch.Tensor) else _as_torch(spec, bits), tensors[spec.name]
         if changes is None:
@@ -224,7 +224,7 @@ def write_state(state: State, tensors: dict[str, torch.Tensor], changes: Changes
             if isinstance(where, slice):
                 flat[where].copy_(source[where])
             else:
-                places = where if isinstance(where, torch.Tensor) else torch.from_numpy(where)
+                places = torch.from_numpy(where)
                 flat[places.to(flat.device)] = source[places].to(flat.device).to(flat.dtype)
 
 

@@ -33,6 +33,8 @@ BATCH = 1 << 23
 """Changes after which an update is applied before more of it is looked at."""
 PIECE = 64 << 20
 """Bytes that are copied in or out at once."""
+FEW = 1 << 16
+"""Up to so many changes of a segment, an engine writes them one by one: beside many others these cost least."""
 _STRIDE = 1 << 24
 """Words that are digested at once."""
 _KINDS = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
@@ -77,6 +79,12 @@ def _stepped(before: Tensor, codes: Tensor, width: int) -> Tensor:
 def _spread(numbers: Tensor, counts: np.ndarray) -> Tensor:
     """Each number as often as its count (int64)."""
     return torch.repeat_interleave(numbers, to_device(counts, numbers.device), output_size=int(counts.sum()))
+
+
+def _stretches(starts: np.ndarray, lengths: np.ndarray, device: torch.device) -> Tensor:
+    """Places (int64) of stretches, one behind another."""
+    places = _spread(to_device(starts - (lengths.cumsum() - lengths), device), lengths)
+    return places + torch.arange(len(places), device=device)
 
 
 def _words_of(places: Tensor, itemsize: int) -> tuple[Tensor, Tensor]:
@@ -211,12 +219,9 @@ class DeviceState(State):
             starts = np.array([segment.start // ALIGN for segment, _ in dense])
             lengths = np.array([(segment.stop - segment.start) // ALIGN for segment, _ in dense])
             padded = [np.pad(bits, (0, segment.stop - segment.start - bits.size)) for segment, bits in dense]
-            places = _spread(to_device(starts - (lengths.cumsum() - lengths), self.device), lengths)
-            places += torch.arange(len(places), device=self.device)
-            touched.append(places)
-            moves.append((self._words, places, to_device(np.concatenate(padded).view(np.int64), self.device)))
-            for segment, _ in dense:
-                changes.note(segment, None)
+            touched.append(_stretches(starts, lengths, self.device))
+            moves.append((self._words, touched[-1], to_device(np.concatenate(padded).view(np.int64), self.device)))
+            self._note_dense([segment for segment, _ in dense], changes)
         for at in touched:
             lanes.of -= _sums(self._words[at], at)
         for target, places, bits in moves:
@@ -238,10 +243,22 @@ class DeviceState(State):
         before = F.pad(reach[to_device(ends[:-1] - 1, self.device)], (1, 0))
         starts = np.array([segment.start * 8 // width for segment, *_ in parts])
         places = reach + _spread(to_device(starts - 1, self.device) - before, counts)
-        for (segment, coding, _), (first, last), start in zip(parts, pairwise([0, *ends]), starts, strict=True):
-            singly = coding == GAPS and last - first <= segment.count * SINGLY_BELOW
-            changes.note(segment, places[first:last] + (segment.first - int(start)) if singly else None)
+        singly = counts <= np.array([max(FEW, segment.count * SINGLY_BELOW) for segment, *_ in parts])
+        for number in np.flatnonzero(~singly):
+            changes.note(parts[number][0], None)
+        few = places if singly.all() else places[_spread(to_device(singly, self.device), counts)]
+        changes.places.append((width // 8, few))
         return places, codes
+
+    def _note_dense(self, segments: Sequence[Segment], changes: Changes) -> None:
+        for width in _KINDS:
+            few = [segment for segment in segments if segment.width == width and segment.count <= FEW]
+            if few:
+                starts, counts = np.array([(segment.start * 8 // width, segment.count) for segment in few]).T
+                changes.places.append((width // 8, _stretches(starts, counts, self.device)))
+        for segment in segments:
+            if segment.count > FEW:
+                changes.note(segment, None)
 
 
 def _as_gaps(coding: int, planes: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:

@@ -26,16 +26,18 @@ NOTHING = -1
 SINGLY_BELOW = 1 / 32
 """Up to this share of changed elements they are written one by one: 10 ns each, against 0.25 ns in a row."""
 
-Where = Any
-"""Elements of a tensor, flat: a slice, or places int64: of NumPy, or of torch on the device of the state."""
+Where = slice | np.ndarray
+"""Elements of a tensor, flat: a slice, or places int64."""
 
 
 @dataclass(slots=True)
 class Changes:
-    """Since the weights with the digest `since`: for each tensor that has changed (by its place in the table) where."""
+    """Since the weights with the digest `since`: for each tensor that has changed (by its place in the table) where;
+    and elements of a state on a device: bytes of one, and their places int64 [n] in the whole state, there."""
 
     since: str
     tensors: dict[int, list[Where]] = field(default_factory=lambda: defaultdict(list))
+    places: list[tuple[int, Any]] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
         for segment, coding, planes in (part for block in delta.blocks for part in block):

@@ -5,8 +5,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from areal_like.models.causal_lm import write_state
+from areal_like.models.flat_parameters import FlatParameters
+from areal_like.weights import device
 from areal_like.weights.device import DeviceReplica
 from areal_like.weights.layout import Layout
 from areal_like.weights.replica import NOTHING, Desync, Replica, Route
@@ -90,7 +93,9 @@ def test_a_delta_that_does_not_fit_is_a_desync(base, shift, cut, version, digest
 
 
 def tensors_of(state: State) -> dict[str, torch.Tensor]:
-    tensors = {spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in state.specs}
+    """As an engine has them: vectors in float32."""
+    kinds = {1: torch.float32, 2: getattr(torch, state.specs[0].dtype)}
+    tensors = {spec.name: torch.zeros(spec.shape, dtype=kinds[len(spec.shape)]) for spec in state.specs}
     write_state(state, tensors)
     return tensors
 
@@ -100,9 +105,10 @@ def bits_of(tensors: dict[str, torch.Tensor]) -> list[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("compiled_from", "make"), [(0, Replica), (1 << 60, Replica), (0, partial(DeviceReplica, torch.device("cpu")))]
+    ("dtype", "compiled_from", "make"),
+    [(dtype, least, Replica) for dtype in ("bfloat16", "float32", "float8_e4m3fn") for least in (0, 1 << 60)]
+    + [(dtype, 0, partial(DeviceReplica, torch.device("cpu"))) for dtype in ("bfloat16", "float32")],
 )
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn"])
 def test_a_chain_of_deltas_is_written_as_a_full_load_would_and_little_else(
     dtype, compiled_from, make, monkeypatch
 ) -> None:
@@ -112,7 +118,10 @@ def test_a_chain_of_deltas_is_written_as_a_full_load_would_and_little_else(
     replica, version = make(State(before.specs, before.buffer.copy())), 0
     replica.shape(layout.specs, BLOCK)
     assert replica.same_bits(0, before.digest())
-    tensors = tensors_of(before)
+    monkeypatch.setattr(device, "FEW", 4096)
+    tensors = {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors_of(before).items()}
+    groups = [[tensors[name] for name in names] for names in (("norm", "bias"), ("odd", "none"), ("large",), ("tiny",))]
+    flat = FlatParameters([(group, group[0].dtype) for group in groups], torch.device("cpu"))
     for densities in ([0.001], [0.01, 0.01], [0.0], [0.2], [0.9, 0.001], [0.003] * 3):
         messages, start = [], before
         for density in densities:
@@ -122,13 +131,13 @@ def test_a_chain_of_deltas_is_written_as_a_full_load_would_and_little_else(
         replica.take([Route(None, messages)], version, before.digest())
         changes = replica.changes()
         assert changes is not None and changes.since == start.digest()
-        write_state(replica.state, tensors, changes)
+        flat.write(replica.state, tensors, changes)
         assert bits_of(tensors) == bits_of(tensors_of(before))
         named = sum(
             where.stop - where.start if isinstance(where, slice) else len(where)
             for found in changes.tensors.values()
             for where in found
-        )
+        ) + sum(len(places) for _, places in changes.places)
         if max(densities) <= 0.003:
             plain = sum(spec.count for spec in layout.specs if spec.count < 4096)
             assert named <= 3 * plain + 4 * sum(densities) * layout.nbytes
