@@ -198,7 +198,7 @@ def _fuse(layer: Any, parameters: FlatParameters, batch_invariant: bool) -> _Lay
     qkv, out, gate_up, down, *bias = (parameters.stacked(stack) for stack in _stacks(layer))
     return _Layer(
         scale=attention.scaling,
-        qkv=product(qkv, *(bias or [None]), batch_invariant),
+        qkv=product(qkv, bias[0] if bias else None, batch_invariant),
         out=product(out, None, batch_invariant),
         gate_up=product(gate_up, None, batch_invariant),
         down=product(down, None, batch_invariant),

@@ -6,6 +6,8 @@
 Only changes leave the device or reach it. torch has few operations on unsigned numbers: bits are held as signed ones,
 and widened to int64 for arithmetic."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -27,8 +29,10 @@ from areal_like.weights.transfer import to_device, to_host
 
 ON_DEVICE = {"cuda"}
 """Types of devices that hold published bits themselves. A CPU may be among them: tests compare both ways."""
-RUN_BYTES = 64 << 20
-"""Bytes that are compared at once: if all of them change, about 30 times as many are needed for a moment."""
+RUN_BYTES = 128 << 20
+"""Bytes that are compared at once."""
+MANY = 1 << 24
+"""Changes that are coded at once, if they are not of one block: about 100 bytes of memory are needed for each."""
 BATCH = 1 << 23
 """Changes after which an update is applied before more of it is looked at."""
 PIECE = 64 << 20
@@ -46,14 +50,16 @@ def _shifted(x: Tensor, by: int) -> Tensor:
     return (x >> by) & ((1 << (64 - by)) - 1)
 
 
-def _sums(words: Tensor, positions: Tensor) -> Tensor:
-    """The lanes (int64 [2]) of words (int64) at these positions in the whole weights."""
+def _sums(words: Tensor, positions: Tensor, counted: Tensor | None = None) -> Tensor:
+    """The lanes (int64 [..., 2]) of words (int64 [..., n]) at these positions [n] in the whole weights; of those that
+    are `counted` (bool [n])."""
     x = words + positions * _K
     x = (x ^ _shifted(x, 30)) * _A
     x = (x ^ _shifted(x, 27)) * _B
     x = x ^ _shifted(x, 31)
+    x = x if counted is None else x * counted
     high = _shifted(x, int(HALF))
-    return torch.stack([x.sum(), ((x ^ high << int(HALF)) * high).sum()])
+    return torch.stack([x.sum(-1), ((x ^ high << int(HALF)) * high).sum(-1)], -1)
 
 
 def _ordered(wide: Tensor, top: int) -> Tensor:
@@ -88,10 +94,9 @@ def _stretches(starts: np.ndarray, lengths: np.ndarray, device: torch.device) ->
 
 
 def _words_of(places: Tensor, itemsize: int) -> tuple[Tensor, Tensor]:
-    """Of ascending places of elements: their words, each once, and which place is the first in it."""
+    """Of ascending places of elements: the words that these lie in, and whether a place is the first in its word."""
     at = places * itemsize >> 3
-    first = (at.diff(prepend=at.new_full((1,), -1)) > 0).nonzero().view(-1)
-    return at[first], first
+    return at, at.diff(prepend=at.new_full((1,), -1)) > 0
 
 
 class DeviceLanes:
@@ -157,34 +162,44 @@ class DeviceState(State):
         compiled, blocks = kernels_for(layout.nbytes) is not None, list[Block]()
         for block in layout.blocks:
             if blocks and block.end - blocks[0].segments[0].start > RUN_BYTES:
-                self._runs.append(_Run(blocks, self.device, compiled))
+                self._runs.append(_Run(blocks, self, compiled))
                 blocks = []
             blocks.append(block)
-        self._runs += [_Run(blocks, self.device, compiled)] if blocks else []
+        self._runs += [_Run(blocks, self, compiled)] if blocks else []
         return self._lanes
 
     @torch.no_grad()
     def write(self, weights: Mapping[str, Tensor], done: Callable[[int], None] | None = None) -> None:
         """Overwrite the bits by weights, rounded as `causal_lm.read_state` does, each looked up in order; `done` as
         there. From `follow` on, find what changes."""
-        new = torch.zeros(max((run.nbytes for run in self._runs), default=0), dtype=torch.uint8, device=self.device)
-        runs = iter(self._runs)
-        run = next(runs, None)
-        for (spec, held), (_, start, stop) in zip(self.tensors(), self.places(), strict=True):
-            flat, at = weights[spec.name].detach().reshape(-1), start
-            if not run:
-                held.copy_(flat)
-            while run and at < stop:
-                end = min(stop, run.stop)
-                values = flat[(at - start) // spec.itemsize : (end - start) // spec.itemsize]
-                new[at - run.start : end - run.start].view(held.dtype).copy_(values)
-                at = end
-                if run.segments[-1].start + run.segments[-1].nbytes == end:
-                    self._lanes.of += run.compare(self.buffer[run.start : run.stop], new[: run.nbytes])
-                    new.zero_()
-                    if done:
-                        done(run.stop)
-                    run = next(runs, run)
+        if not self._runs:
+            for spec, held in self.tensors():
+                held.copy_(weights[spec.name].detach().reshape(-1))
+            return
+        new = torch.zeros(max(run.nbytes for run in self._runs), dtype=torch.uint8, device=self.device)
+        known: tuple[str, Tensor] = ("", new)
+        for run in list(self._runs):
+            sources, targets = list[Tensor](), list[Tensor]()
+            for spec, first, last, at in run.pieces:
+                if spec.name != known[0]:
+                    known = spec.name, weights[spec.name].detach().reshape(-1)
+                sources.append(known[1][first:last])
+                targets.append(new.view(getattr(torch, spec.dtype))[at : at + last - first])
+            torch._foreach_copy_(targets, sources)
+            self._compare(run, new[: run.nbytes])
+            new.zero_()
+            if done:
+                done(run.stop)
+
+    def _compare(self, run: _Run, new: Tensor) -> None:
+        moved = run.compare(self.buffer[run.start : run.stop], new)
+        if moved is not None:
+            self._lanes.of += moved
+            return
+        halves, place = run.halves(self), self._runs.index(run)
+        self._runs[place : place + 1] = halves
+        for half in halves:
+            self._compare(half, new[half.start - run.start :][: half.nbytes])
 
     def coded(self, block: Block) -> Coded:
         """The block that leads to the newest version, as `codec.Encoder` codes it. Any thread may call this."""
@@ -206,28 +221,28 @@ class DeviceState(State):
 
     def _apply(self, parts: Sequence[Part], lanes: DeviceLanes, changes: Changes) -> None:
         """Find words and new values first: lanes need the words before and after."""
-        touched, moves = list[Tensor](), list[tuple[Tensor, Tensor, Tensor]]()  # target, places, values
+        touched, moves = list[tuple[Tensor, ...]](), list[tuple[Tensor, Tensor, Tensor]]()  # target, places, values
         for width, kind in _KINDS.items():
             sparse = [part for part in parts if part[1] != DENSE and part[0].width == width]
             if sparse:
                 held = self.buffer.view(kind)
                 places, codes = self._places(sparse, changes)
-                touched.append(_words_of(places, width // 8)[0])
+                touched.append(_words_of(places, width // 8))
                 moves.append((held, places, _stepped(held[places], codes, width)))
         dense = [(segment, planes[0]) for segment, coding, planes in parts if coding == DENSE]
         if dense:
             starts = np.array([segment.start // ALIGN for segment, _ in dense])
             lengths = np.array([(segment.stop - segment.start) // ALIGN for segment, _ in dense])
             padded = [np.pad(bits, (0, segment.stop - segment.start - bits.size)) for segment, bits in dense]
-            touched.append(_stretches(starts, lengths, self.device))
-            moves.append((self._words, touched[-1], to_device(np.concatenate(padded).view(np.int64), self.device)))
+            touched.append((_stretches(starts, lengths, self.device),))
+            moves.append((self._words, *touched[-1], to_device(np.concatenate(padded).view(np.int64), self.device)))
             self._note_dense([segment for segment, _ in dense], changes)
-        for at in touched:
-            lanes.of -= _sums(self._words[at], at)
+        for at, *counted in touched:
+            lanes.of -= _sums(self._words[at], at, *counted)
         for target, places, bits in moves:
             target.index_copy_(0, places, bits)
-        for at in touched:
-            lanes.of += _sums(self._words[at], at)
+        for at, *counted in touched:
+            lanes.of += _sums(self._words[at], at, *counted)
 
     def _places(self, parts: Sequence[Part], changes: Changes) -> tuple[Tensor, Tensor]:
         """Places, of segments of one width that are coded by gaps or masks, and codes of the steps there."""
@@ -244,7 +259,7 @@ class DeviceState(State):
         starts = np.array([segment.start * 8 // width for segment, *_ in parts])
         places = reach + _spread(to_device(starts - 1, self.device) - before, counts)
         singly = counts <= np.array([max(FEW, segment.count * SINGLY_BELOW) for segment, *_ in parts])
-        for number in np.flatnonzero(~singly):
+        for number in np.flatnonzero(~singly).tolist():
             changes.note(parts[number][0], None)
         few = places if singly.all() else places[_spread(to_device(singly, self.device), counts)]
         changes.places.append((width // 8, few))
@@ -273,13 +288,21 @@ def _as_gaps(coding: int, planes: tuple[np.ndarray, ...]) -> tuple[np.ndarray, .
 class _Run:
     """Neighbouring blocks of one width, compared at once. `compiled`: code as the compiled kernels would."""
 
-    def __init__(self, blocks: list[Block], device: torch.device, compiled: bool):
+    def __init__(self, blocks: list[Block], state: State, compiled: bool):
         self.segments: list[Segment] = [segment for block in blocks for segment in block.segments]
         first = self.segments[0]
         self.start, self.stop, self.width, self._compiled = first.start, blocks[-1].end, first.width, compiled
-        self.nbytes = self.stop - self.start
+        self.nbytes, device = self.stop - self.start, state.buffer.device
+        self.pieces: list[tuple[TensorSpec, int, int, int]] = []
+        """Tensors with the elements [first, last) that are in the run, and where they begin there, in elements."""
+        for spec, start, stop in state.places():
+            begin, end = max(start, self.start), min(stop, self.stop)
+            if begin < end:
+                head, tail, at = (n // spec.itemsize for n in (begin - start, end - start, begin - self.start))
+                self.pieces.append((spec, head, tail, at))
         ends = accumulate((len(block.segments) for block in blocks), initial=0)
         self._bounds = {block.end: bounds for block, bounds in zip(blocks, pairwise(ends), strict=True)}
+        self._blocks = blocks
         rows = [(s.start - self.start) * 8 // self.width for s in self.segments]
         strides = [codec.stride(s.count) for s in self.segments]
         positions = [s.first_word - (s.start - self.start) // ALIGN for s in self.segments]
@@ -288,35 +311,47 @@ class _Run:
         self._codings, self._changes = np.zeros(len(rows), np.uint8), np.zeros(len(rows), np.uint32)
         self._ends, self._planes, self._arrived = np.zeros((0, 6), np.int64), list[np.ndarray](), None
 
-    def compare(self, held: Tensor, new: Tensor) -> Tensor:
-        """Bytes of the run; `held` become `new`. Returns the change of their lanes."""
+    def halves(self, state: State) -> list[_Run]:
+        middle = len(self._blocks) // 2
+        return [_Run(blocks, state, self._compiled) for blocks in (self._blocks[:middle], self._blocks[middle:])]
+
+    def compare(self, held: Tensor, new: Tensor) -> Tensor | None:
+        """Bytes of the run; `held` become `new`. Returns the change of their lanes. None, and nothing done, where there
+        are too many changes."""
         before, after = (bits.view(_KINDS[self.width]) for bits in (held, new))
         changed = before != after
         places = changed.nonzero().view(-1)
+        if len(places) > MANY and len(self._blocks) > 1:
+            return None
         edges = F.pad(torch.searchsorted(places, self._starts), (0, 1), value=len(places))
         segment = torch.repeat_interleave(self._numbers, edges.diff(), output_size=len(places))
         within = places - self._starts[segment]
         gaps = torch.minimum(places.diff(prepend=places.new_full((1,), -1)) - 1, within)
         codes = _steps(before[places], after[places], self.width)
         at, first = _words_of(places, self.width // 8)
-        positions = at + self._positions[segment[first]]
-        moved = _sums(new.view(torch.int64)[at], positions) - _sums(held.view(torch.int64)[at], positions)
+        words = torch.stack([bits.view(torch.int64)[at] for bits in (new, held)])
+        moved = _sums(words, at + self._positions[segment], first)
         self._choose(edges, gaps >= ESCAPE_GAP, codes >= ESCAPE_CODE, within % self._strides[segment] < codec.SAMPLE)
-        by_gaps, stepped = to_device(np.array([self._codings == GAPS, self._codings > DENSE]), held.device)
-        gaps, codes = gaps[by_gaps[segment]], codes[stepped[segment]]
+        gaps, codes = self._of(self._codings == GAPS, gaps), self._of(self._codings > DENSE, codes)
+        far, big = (plane[-1] for plane in (self._ends[1], self._ends[4]))
         masks = [_mask(changed[at:], s) for at, s in self._coded(MASK, self.width)]
         body = [new[at:][: s.nbytes] for at, s in self._coded(DENSE, 8)]
         arrays, self._arrived = to_host([
             gaps.clamp(max=ESCAPE_GAP).byte(),
-            (gaps[gaps >= ESCAPE_GAP] - ESCAPE_GAP).int(),
+            (gaps[gaps >= ESCAPE_GAP] - ESCAPE_GAP if far else gaps[:0]).int(),
             torch.cat(masks) if masks else new[:0],
             codes.clamp(max=ESCAPE_CODE).byte(),
-            codes[codes >= ESCAPE_CODE].int(),
+            (codes[codes >= ESCAPE_CODE] if big else codes[:0]).int(),
             torch.cat(body) if body else new[:0],
         ])  # fmt: skip
         self._planes = [each.view(np.uint32) if each.dtype == np.int32 else each for each in arrays]
         held.copy_(new)
-        return moved
+        return moved[0] - moved[1]
+
+    def _of(self, wanted: np.ndarray, numbers: Tensor) -> Tensor:
+        """Of numbers of changes, those of the segments that are wanted (bool)."""
+        turns = np.flatnonzero(np.diff(wanted, prepend=False, append=False)).reshape(-1, 2)
+        return torch.cat([numbers[self._edges[first] : self._edges[last]] for first, last in turns] or [numbers[:0]])
 
     def _coded(self, coding: int, width: int) -> Iterator[tuple[int, Segment]]:
         """Segments of this coding, with where they begin in the run, in elements of a width."""
@@ -336,7 +371,7 @@ class _Run:
             self._codings[number] = (DENSE if changes else SKIP) if segment.plain else chosen
         gaps, masks, dense = (self._codings == coding for coding in (GAPS, MASK, DENSE))
         changes, far_gaps, escapes, *_ = table.T
-        self._changes = (changes * ~dense).astype(np.uint32)
+        self._changes, self._edges = (changes * ~dense).astype(np.uint32), np.append(0, changes.cumsum())
         mask_bytes, nbytes = np.array([(8 * s.mask_words, s.nbytes) for s in self.segments]).T
         rows = [changes * gaps, far_gaps * gaps, mask_bytes * masks, changes * ~dense, escapes * ~dense, nbytes * dense]
         self._ends = np.pad(np.cumsum(rows, axis=1), ((0, 0), (1, 0)))

@@ -36,6 +36,7 @@ def test_a_learners_device_writes_the_same_bytes(dtype, parts, compiled_from, ru
     """Any share of changes, small and large steps, -0, NaN payloads, odd sizes; one block at once or all."""
     compile_from(monkeypatch, compiled_from)
     monkeypatch.setattr(device, "RUN_BYTES", run_bytes)
+    monkeypatch.setattr(device, "MANY", 10_000)
     rng, specs = seeded(0), specs_of(dtype)
     whole = random_state(specs, rng)
     before, states, lanes = in_parts(whole, parts, BLOCK), list[DeviceState](), []
