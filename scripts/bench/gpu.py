@@ -13,7 +13,8 @@ decode      64, 256 and 512 sequences: `engine_tokens_per_second_COUNT`, `engine
 update      12 of 1 % of the elements beside 8 sequences: `update_seconds` (median, cast to applied), `publish_limit`
             (over the bare operations on the device), `held_up_ms` (the learner), `pause_p50_ms`, `pause_p99_ms`
 one_card    `configs/bench/one_card.yaml`, trained samples per second with η = 2 over sync: `async_over_sync`
-timeline    the same at SmolLM2's shape: shares of the time, `ROLE_ACTIVITY`, `ROLE_waits`, `all_waits`; the last step
+timeline    the same at SmolLM2's shape: shares of the time, `ROLE_ACTIVITY`, `ROLE_waits`, `all_waits`, and `gpu_busy`
+            by nvidia-smi; the last step
 checkpoint_stall  the same at 1.5B: the share of its time that a checkpoint every 4 steps costs
 learn       SmolLM2 (`--model`; examples/smollm2): `learn_seconds` to 0.95 on one-digit sums, `mismatch_kl`
 """
@@ -30,13 +31,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from queue import SimpleQueue
+from shutil import which
 from statistics import median
+from threading import Thread
 from typing import Any
 
 from .figures import bench_parser
@@ -65,6 +69,7 @@ from areal_like.launch.forks import Forked
 from areal_like.launch.group import environment
 from areal_like.models.causal_lm import publishable, qwen2, read_state, state_of
 from areal_like.run.run_folder import SUMMARY
+from areal_like.run.spans import Spans
 from areal_like.types import Batch, Limits
 from areal_like.weights.device import state_on
 from areal_like.weights.state import TensorSpec
@@ -91,6 +96,8 @@ PROMPT, MEDIAN, PREFIX, RESPONSE = 64, 512, 128, 256
 """Tokens of a trained prompt, and of the median answer; of a prompt in `decode`, and of its answer."""
 PEAKS = {"A100": 312e12, "H20": 148e12, "H100": 989e12, "H800": 989e12, "H200": 989e12, "B200": 2250e12}
 """FLOP/s in dense bfloat16, from NVIDIA's data sheets (SXM modules)."""
+SMI_SECONDS = 0.2
+"""nvidia-smi measures no more often."""
 CLOSE = 1e-3
 """Most relative error of float32."""
 COMMON = {"vocab_size": 151_936, "num_key_value_heads": 2, "max_position_embeddings": 32_768}
@@ -399,8 +406,12 @@ def checkpoint_stall(place: Place) -> Metrics:
 
 
 def timeline(place: Place) -> Metrics:
-    card_run(place, "run", "135m")
     run = place.folder / "run"
+    with gpu_use(place) as used:
+        card_run(place, run.name, "135m")
+    spans = Spans(run, "gpu")
+    for now, share in used:
+        spans.add("busy", now - share * SMI_SECONDS, now)
     steps = [span.begin for span in timelines.timeline(run)["learner"] if span.name == "train"]
     for role, found in timelines.timeline(run, steps[-2], steps[-1]).items():
         for span in found:
@@ -410,6 +421,26 @@ def timeline(place: Place) -> Metrics:
     shares = timelines.shares(roles)
     yield {"all_waits": shares.pop("all")[timelines.WAITS]}
     yield {f"{role}_{name}": share for role, row in shares.items() for name, share in row.items()}
+
+
+@contextmanager
+def gpu_use(place: Place) -> Iterator[list[tuple[float, float]]]:
+    """What nvidia-smi reports every `SMI_SECONDS`: time (monotonic), and the share of them with a kernel on the GPU."""
+    used = list[tuple[float, float]]()
+    if not (place.gpu and which("nvidia-smi")):
+        yield used
+        return
+    words = ["-i", str(torch.cuda.current_device()), "-lms", str(int(1e3 * SMI_SECONDS))]
+    words += ["--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    with subprocess.Popen(["nvidia-smi", *words], stdout=subprocess.PIPE, text=True) as smi:
+        lines: Any = smi.stdout
+        reader = Thread(target=lambda: used.extend((time.monotonic(), float(line) / 100) for line in lines))
+        reader.start()
+        try:
+            yield used
+        finally:
+            smi.kill()
+            reader.join()
 
 
 def learn(place: Place) -> Metrics:
