@@ -60,7 +60,8 @@ def packed_attention(
     if varlen.takes(query.device, query.shape[-1], half):
         # Under autocast queries and keys come in float32: their rotary angles are.
         q, k, v = (x.to(half) for x in inputs)
-        attend = _lean(varlen.attend) if layout.lean else varlen.attend
+        # A compiled layer is the same for both, and must not be compiled again where `lean` changes.
+        attend = varlen.attend if torch.compiler.is_compiling() or not layout.lean else _lean(varlen.attend)
         return attend((q, k, v), layout, scaling, window)[None], None
     return _attend_blocks(inputs, layout, scaling, window)[None], None
 

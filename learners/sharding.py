@@ -7,6 +7,7 @@ passes.
 """
 
 import functools
+import os
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +76,13 @@ def hold_in(
 
 
 def prepare(models: list[PreTrainedModel], ranks: Ranks, how: Computing) -> None:
-    """Apply the logprob head and everything that `how` has, in the one order that works."""
+    """Apply the logprob head and everything that `how` has, in the one order that works. On a GPU all of this process's
+    sums get one order, so that a replay gives the same bits: else attention's backward pass and the gradients of shared
+    prefixes add up as threads finish."""
+    if how.device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch's own size on newer GPUs
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.use_deterministic_algorithms(True, warn_only=True)
     chains = compiled(how.compiling) if how.compiling.on and how.device.type in COMPILED else PLAIN
     for model in dict.fromkeys(models):
         use_logprob_head(model, how.max_logits, entropy_gradient=how.entropy_gradient, chains=chains)

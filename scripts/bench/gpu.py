@@ -4,7 +4,8 @@ Each item runs in a process of its own with a time limit; figures before a failu
 item; a table compares with the bars. Exit code 1 if an item has failed. Models have random weights, and the shapes of
 Qwen2.5; metrics of `train`, `decode` and `step_over_trl` end in the size, but for `decode` at 0.5b.
 
-correct     `gradient_error` of the device against the CPU, `logprob_error` of the engine against a forward pass
+correct     `gradient_error` of the device against the CPU, `logprob_error` of the engine against a forward pass; two
+            equal train steps of the default recipe give the same bits
 train       PPO-clip, 64 samples of log-normal lengths, as many layers as fit: `train_tokens_per_second`, `train_mfu`
             (FLOPs as in PaLM, arXiv 2204.02311, appendix B; recomputation does not count)
 step_over_trl  seconds of TRL's step (its best micro-batch, Liger's kernels where installed) over ours
@@ -175,6 +176,11 @@ def correct(place: Place) -> Metrics:
 
     worst = asyncio.run(sampled())
     yield {"logprob_error": worst}
+    steps = [new_learner(place, small_model()) for _ in range(2)]
+    for learner in steps:
+        learner.train(made_batch(512, 4, 48 if place.tiny else 2048))
+    if not torch.equal(*(learner.optimizer.gradient for learner in steps)):
+        raise ArithmeticError("two equal train steps give different gradients")
     if max(error, worst) > CLOSE:
         raise ArithmeticError(f"gradient_error {error:.2g}, logprob_error {worst:.2g}: above {CLOSE:g}")
 
@@ -221,6 +227,7 @@ def step_over_trl(place: Place, size: str) -> Metrics:
         print("| TRL is not installed")
         return
     ours, best = step_seconds(place, *trained_here(place, size)), math.inf
+    torch.use_deterministic_algorithms(False)  # ours are
     kernels = [True, False] if place.gpu and find_spec("liger_kernel") else [False]
     for liger, count in product(kernels, (2, 4) if place.tiny else (4, 8, 16)):
         gc.collect()
