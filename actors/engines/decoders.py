@@ -122,12 +122,14 @@ class FusedDecoder:
             self._head = partial(multiplied_into_float32, weight=head.weight.detach(), bias=head.bias)
         self._layers = layers
         self._norms = [norm for layer in layers for norm in layer.norms] + [body.norm]
-        self._rotate, self._add = _rotated, _added
+        self._rotate, self._place = _rotated, _placed
+        self._add: Callable[..., Any] = partial(_added, dtype=cache.dtype)
         self._gate: Callable[..., torch.Tensor] = partial(_gated, layers[0].activation)
-        if cache.keys.device.type in COMPILED:
-            compiling = Compiling(True)
-            operations = self._rotate, self._gate, self._add
-            self._rotate, self._gate, self._add = (compiling.wrap(each, "decode steps") for each in operations)
+        self._compiled = cache.keys.device.type in COMPILED
+        if self._compiled:
+            compiled = partial(Compiling(True).wrap, name="decode steps")
+            self._rotate, self._place = compiled(self._rotate), compiled(self._place)
+            self._gate, self._add = compiled(self._gate), compiled(self._add)
 
     def prefill(self, tokens: torch.Tensor, positions: torch.Tensor) -> None:
         self._hidden(tokens, positions, self._cache, keys_only=True)
@@ -155,7 +157,7 @@ class FusedDecoder:
         self, multiply: Product, x: torch.Tensor, residual: torch.Tensor, norm: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The residual plus a product, and its norm."""
-        if self._add is _added:
+        if not self._compiled:
             total = multiply(x, residual)
             return total, _normed(norm, total)
         return self._add(residual, multiply(x), norm.weight, norm.variance_epsilon)
@@ -170,12 +172,16 @@ class FusedDecoder:
     ) -> torch.Tensor:
         b, t, cos, sin = place
         qkv = layer.qkv(x).view(b, t, -1, cache.dim)
-        qk, value = qkv[:, :, : -cache.heads], qkv[:, :, -cache.heads :]
         norms = layer.head_norms
         scales = None if norms is None else (norms[0].weight, norms[1].weight, norms[0].variance_epsilon)
-        qk = self._rotate(qk, cos, sin, cache.heads, scales).transpose(1, 2)
-        query, key = qk[:, : -cache.heads], qk[:, -cache.heads :]
-        out = cache.attend(index, query, key, value.transpose(1, 2), layer.scale)
+        if cache.decoding:
+            query = self._place(qkv, cos, sin, scales, *cache.cells(index))
+            out = cache.read(index, query.transpose(1, 2), layer.scale)
+        else:
+            qk, value = qkv[:, :, : -cache.heads], qkv[:, :, -cache.heads :]
+            qk = self._rotate(qk, cos, sin, cache.heads, scales).transpose(1, 2)
+            query, key = qk[:, : -cache.heads], qk[:, -cache.heads :]
+            out = cache.attend(index, query, key, value.transpose(1, 2), layer.scale)
         return out.transpose(1, 2).reshape(b * t, -1)
 
 
@@ -236,17 +242,36 @@ def _rotated(
     return (qk * cos).add_(qk.roll(qk.shape[-1] // 2, dims=-1).mul_(sin))
 
 
+def _placed(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    scales: tuple[torch.Tensor, torch.Tensor, float] | None,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    cells: torch.Tensor,
+) -> torch.Tensor:
+    """Of queries, keys and values [n, 1, heads, dim]: the queries at their angles, in the cache's dtype, with keys and
+    values put into `cells` int64 [n · kv_heads] of the cache's [places, dim]."""
+    heads = len(cells) // len(qkv)
+    qk, value = qkv[:, :, :-heads], qkv[:, :, -heads:].to(values.dtype)
+    qk = _rotated(qk, cos, sin, heads, scales).to(keys.dtype)
+    keys.index_copy_(0, cells, qk[:, :, -heads:].reshape(len(cells), -1))
+    values.index_copy_(0, cells, value.reshape(len(cells), -1))
+    return qk[:, :, :-heads]
+
+
 def _gated(activation: Callable[[torch.Tensor], torch.Tensor], gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return activation(gate).mul_(up)
 
 
 def _added(
-    residual: torch.Tensor, out: torch.Tensor, weight: torch.Tensor, eps: float
+    residual: torch.Tensor, out: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sum of both, float32, and its norm."""
+    """The sum of both, float32, and its norm as the next product rounds it."""
     total = residual + out
-    return total, F.rms_norm(total, weight.shape, weight, eps)
+    return total, F.rms_norm(total, weight.shape, weight, eps).to(dtype)
 
 
 def _normed(norm: Any, x: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,7 @@ class SlotCache:
         self._prefill: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._behind: tuple[torch.Tensor, torch.Tensor] | None = None
         self._mask: torch.Tensor | None = None
-        self._used: torch.Tensor | None = None  # int32 [n]: lengths, where the GPU's kernel attends
+        self._used: slot_kernel.Used | None = None  # where the GPU's kernel attends
         self._ragged: ragged_attention.Ragged | None = None
 
     @property
@@ -111,7 +111,7 @@ class SlotCache:
         all that follows depend on n and `time` alone."""
         self._place(lengths, time)
         if slot_kernel.takes(self.keys):
-            self._used = lengths.to(torch.int32)
+            self._used = slot_kernel.used(lengths, self.keys)
         else:
             self._hide(lengths, time)
 
@@ -136,10 +136,23 @@ class SlotCache:
         query, key, value = query.to(self.dtype), key.to(self.dtype), value.to(self.dtype)
         if self._prefill is not None:
             return self._attend_prefill(layer, query, key, value, scale)
+        keys, values, cells = self.cells(layer)
+        keys.index_copy_(0, cells, key.reshape(-1, self.dim))
+        values.index_copy_(0, cells, value.reshape(-1, self.dim))
+        return self.read(layer, query, scale)
+
+    @property
+    def decoding(self) -> bool:
+        return self._prefill is None
+
+    def cells(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A layer's keys and values, [places, dim], and where those of a decode step go, int64 [n · kv_heads]."""
+        return self.keys[layer].view(-1, self.dim), self.values[layer].view(-1, self.dim), self._cells
+
+    def read(self, layer: int, query: torch.Tensor, scale: float) -> torch.Tensor:
+        """`attend` in a decode step whose keys and values are written."""
         n, time = self._shape
         keys, values = self.keys[layer], self.values[layer]
-        keys.view(-1, self.dim).index_copy_(0, self._cells, key.reshape(-1, self.dim))
-        values.view(-1, self.dim).index_copy_(0, self._cells, value.reshape(-1, self.dim))
         if self._used is not None:
             return slot_kernel.attend(query, keys, values, self._used, scale)
         # The query heads that share a key head become rows of one product (grouped-query attention).

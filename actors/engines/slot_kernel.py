@@ -2,6 +2,7 @@
 only as far as it goes. It is compared with the usual attention once per process, before the first use."""
 
 import logging
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,18 +35,28 @@ def takes(keys: torch.Tensor) -> bool:
     return _kernel_verified
 
 
-def attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, scale: float
-) -> torch.Tensor:
-    """query [n, heads, 1, dim] over keys and values [slots, kv_heads, time, dim] → [n, heads, 1, dim]. Slot i reads
-    its first `lengths[i]` positions (int32 [n])."""
+class Used(NamedTuple):
+    """What a step's slots hold, the same for all layers: `lengths` int32 [n]; where queries of slots begin and end, and
+    keys, int32 [n + 1]."""
+
+    lengths: torch.Tensor
+    queries: torch.Tensor
+    keys: torch.Tensor
+
+
+def used(lengths: torch.Tensor, keys: torch.Tensor) -> Used:
+    """For `attend`: slot i of a cache [..., kv_heads, time, dim] reads its first `lengths[i]` positions (int64 [n])."""
+    ends = torch.arange(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
+    return Used(lengths.to(torch.int32), ends, ends * (keys.shape[-3] * keys.shape[-2]))
+
+
+def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: Used, scale: float) -> torch.Tensor:
+    """query [n, heads, 1, dim] over keys and values [slots, kv_heads, time, dim] → [n, heads, 1, dim]."""
     n, heads, _, dim = query.shape
-    kv_heads, time = keys.shape[1:3]
-    ends = torch.arange(n + 1, dtype=torch.int32, device=query.device)
     q, k, v = query.reshape(n, heads, dim), _as_row(keys, n), _as_row(values, n)
-    starts, whole = ends * (kv_heads * time), {"scale": scale, "seqused_k": lengths}
-    out = KERNEL(q, k, v, ends, starts, 1, time, 0.0, False, False, **whole)[0]  # no dropout, no mask, no debugging
-    return out.view(n, heads, 1, dim)
+    ends, whole = (slots.queries, slots.keys), {"scale": scale, "seqused_k": slots.lengths}
+    # No dropout, no mask, no debugging.
+    return KERNEL(q, k, v, *ends, 1, keys.shape[2], 0.0, False, False, **whole)[0].view(n, heads, 1, dim)
 
 
 def _as_row(cache: torch.Tensor, n: int) -> torch.Tensor:
@@ -61,14 +72,14 @@ def _agrees(keys: torch.Tensor) -> bool:
     """Compare the kernel with the usual attention on random slots of this cache's shape."""
     heads, dim, device = keys.shape[2], keys.shape[4], keys.device
     made = torch.Generator(device).manual_seed(0)
-    lengths = torch.tensor([1, 33, 96], dtype=torch.int32, device=device)
+    lengths = torch.tensor([1, 33, 96], device=device)
     k, v = (torch.randn(4, heads, 96, dim, generator=made, device=device).to(keys.dtype) for _ in range(2))
     query = torch.randn(3, 2 * heads, 1, dim, generator=made, device=device).to(keys.dtype)
     hidden = (torch.arange(96, device=device) >= lengths[:, None])[:, None, None]
     wide_k, wide_v = (each[:3].repeat_interleave(2, 1).float() for each in (k, v))
     truth = F.scaled_dot_product_attention(query.float(), wide_k, wide_v, attn_mask=~hidden, scale=dim**-0.5)
     try:
-        found = attend(query, k, v, lengths, dim**-0.5)
+        found = attend(query, k, v, used(lengths, k), dim**-0.5)
     except Exception as error:  # anything that it does not support here
         log.warning("torch's flash attention does not run over slots here (%s): attending with masks", error)
         return False
