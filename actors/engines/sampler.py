@@ -1,5 +1,7 @@
 """From logits to tokens and behaviour logprobs, for all sequences of a decode step at once."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ WIDTH = 128
 """Tokens per block of a large vocabulary: first a block is drawn, then one of its tokens."""
 BLOCKS_FROM = 4096
 """Vocabulary from which that is faster than one running sum in float64."""
+Read = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 def sample(logits: torch.Tensor, temperatures: np.ndarray, draws: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
@@ -31,12 +34,38 @@ def sample(logits: torch.Tensor, temperatures: np.ndarray, draws: np.ndarray | N
 
 
 def sample_static(
-    logits: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor
+    logits: torch.Tensor, temperatures: torch.Tensor, draws: torch.Tensor, read: Read | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`sample` on the logits' device, for any values: every row both takes its likeliest token and draws.
-    The caller looks for logprobs that are not a number."""
-    greedy = temperatures == 0
-    return _sampled(logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None], greedy, draws)
+    The caller looks for logprobs that are not a number. `read`: `read_blocks`, compiled, for a large vocabulary."""
+    greedy, logits, vocab = temperatures == 0, logits.float(), logits.shape[1]
+    scale = temperatures.masked_fill(greedy, 1.0)[:, None]
+    if read is None or vocab < BLOCKS_FROM:
+        return _sampled(logits / scale, greedy, draws)
+    most, sums = read(logits, scale)
+    largest, block = most.max(dim=-1, keepdim=True)
+
+    def weights_at(tokens: torch.Tensor) -> torch.Tensor:
+        known = (logits.gather(-1, tokens.clamp(max=vocab - 1)) / scale - largest).exp()
+        return known.masked_fill(tokens >= vocab, 0.0)
+
+    tokens, total = _drawn_by_blocks(sums * (most - largest).exp(), draws[:, None], weights_at, vocab)
+    likeliest = block * WIDTH + weights_at(_tokens_of(block)).argmax(dim=-1, keepdim=True)
+    tokens = torch.where(greedy[:, None], likeliest.clamp_(max=vocab - 1), tokens)
+    return tokens.flatten(), (weights_at(tokens) / total).log().float().flatten()
+
+
+def read_blocks(logits: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of logits / scale by blocks of tokens: the largest and the sum of exp(x - largest), [n, blocks]. For a compiler,
+    which reads the logits once and writes nothing of their size."""
+    blocks = F.pad(logits / scale, (0, -logits.shape[1] % WIDTH), value=-torch.inf).view(len(logits), -1, WIDTH)
+    most = blocks.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(blocks.dtype).min)  # -inf - -inf is no number
+    return most.squeeze(-1), (blocks - most).exp().sum(dim=-1)
+
+
+def _tokens_of(block: torch.Tensor) -> torch.Tensor:
+    """Blocks [n, 1] → their tokens [n, WIDTH]."""
+    return block * WIDTH + torch.arange(WIDTH, device=block.device)
 
 
 def _sampled(
@@ -81,16 +110,23 @@ def _drawn(weights: torch.Tensor, draws: torch.Tensor) -> tuple[torch.Tensor, to
     if vocab < BLOCKS_FROM:
         ends = weights.cumsum(dim=-1, dtype=torch.float64)
         return _passed(ends, draws * ends[:, -1:]), ends[:, -1:]
-    blocks = F.pad(weights, (0, -vocab % WIDTH)) if vocab % WIDTH else weights
-    blocks = blocks.view(len(weights), -1, WIDTH)
-    sums = blocks.sum(dim=-1, keepdim=True).double()
-    ends = sums.squeeze(-1).cumsum(dim=-1)
+    padded = F.pad(weights, (0, -vocab % WIDTH)) if vocab % WIDTH else weights
+    sums = padded.view(len(weights), -1, WIDTH).sum(dim=-1)
+    return _drawn_by_blocks(sums, draws, lambda tokens: padded.gather(-1, tokens), vocab)
+
+
+def _drawn_by_blocks(
+    sums: torch.Tensor, draws: torch.Tensor, weights_at: Callable[[torch.Tensor], torch.Tensor], vocab: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_drawn`, from the sums over blocks [n, blocks] and the weights at tokens int64 [n, k] → [n, k]."""
+    sums = sums.double()
+    ends = sums.cumsum(dim=-1)
     targets = draws * ends[:, -1:]
     block = _passed(ends, targets)
-    rows = torch.arange(len(weights), device=weights.device)[:, None]
-    rest = (targets - (ends.gather(-1, block) - sums[rows, block, 0])).clamp_(min=0)
-    within = blocks[rows, block, :].squeeze(1).cumsum(dim=-1, dtype=torch.float64)
-    return block * WIDTH + _passed(within, rest), ends[:, -1:]
+    rest = (targets - (ends.gather(-1, block) - sums.gather(-1, block))).clamp_(min=0)
+    within = weights_at(_tokens_of(block)).cumsum(dim=-1, dtype=torch.float64)
+    # Where weights are NaN, too, a token of the vocabulary: a GPU does not survive another.
+    return (block * WIDTH + _passed(within, rest)).clamp_(max=vocab - 1), ends[:, -1:]
 
 
 def _passed(ends: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -16,12 +16,13 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from actors.engines import slot_kernel
+from actors.engines import decoders, slot_kernel
 from actors.engines.chosen_experts import ChosenExperts
 from actors.engines.decoders import FusedDecoder, ModelDecoder
-from actors.engines.sampler import keyed_uniforms, refuse_nan, sample_static
+from actors.engines.sampler import keyed_uniforms, read_blocks, refuse_nan, sample_static
 from actors.engines.slot_cache import SlotCache
 from actors.engines.slot_table import SlotTable
+from areal_like.models.compiling import Compiling
 
 log = logging.getLogger(__name__)
 LEAST_TIME = 256
@@ -98,6 +99,7 @@ class StaticStep:
         )
         self._done = [torch.cuda.Event() for _ in range(2)] if cuda else []
         self._newest = 0
+        self._read = Compiling(True).wrap(read_blocks, "sampling") if device.type in decoders.COMPILED else None
         self._graphs = Graphs(self.step, device, "decode steps")
 
     def __call__(self, table: SlotTable, begun: bool, ahead: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -139,7 +141,7 @@ class StaticStep:
         self._cache.begin_static_decode(lengths, time)
         logits = self._decoder.logits(tokens[:, None], (lengths - 1)[:, None], self._cache)[:, -1]
         draws = keyed_uniforms(keys, places)
-        ids, logprobs = sample_static(logits, temperatures.view(torch.float64).float(), draws)
+        ids, logprobs = sample_static(logits, temperatures.view(torch.float64).float(), draws, self._read)
         self._output[0, :rows].copy_(ids)
         self._output[1, :rows].copy_(logprobs.view(torch.int32))
         if self._chosen:

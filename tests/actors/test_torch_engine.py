@@ -13,7 +13,7 @@ from transformers import DynamicCache, Qwen3MoeConfig
 
 from actors.engines import decoders
 from actors.engines.prefill import Prefill
-from actors.engines.sampler import sample
+from actors.engines.sampler import read_blocks, sample, sample_static
 from actors.engines.slot_table import SlotTable
 from actors.engines.static_step import StaticStep
 from actors.engines.torch_engine import TorchEngine
@@ -346,6 +346,18 @@ def test_a_token_without_weight_is_never_drawn():
         logits[:, vocab // 2] = 0.0
         tokens, logprobs = sample(logits, np.ones(3, np.float32), np.array([0.0, 0.5, 1 - 2.0**-53]))
         assert (tokens == vocab // 2).all() and (logprobs == 0).all()
+
+
+@pytest.mark.parametrize("vocab", [4096, 5000])
+def test_the_sampler_for_a_compiler_draws_the_same(vocab):
+    made = torch.Generator().manual_seed(shifted(0))
+    logits, draws = 3 * torch.randn(64, vocab, generator=made), torch.rand(64, dtype=torch.float64, generator=made)
+    logits[0, 1:], logits[1, 5] = -torch.inf, torch.nan
+    temperatures = torch.tensor([0.0, 1.0, 0.7, 2.0]).repeat(16)
+    expected, found = (sample_static(logits.clone(), temperatures, draws, read) for read in (None, read_blocks))
+    assert torch.equal(found[0][2:], expected[0][2:]) and found[0][0] == 0
+    torch.testing.assert_close(found[1], expected[1], rtol=0, atol=1e-5, equal_nan=True)
+    assert found[1].isnan().nonzero().tolist() == [[1]]
 
 
 @pytest.mark.parametrize(
