@@ -2,7 +2,6 @@
 group when they join, in any later step, and again when a weight update recomputes all. Its last token is not shared."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -13,18 +12,13 @@ from actors.engines.chosen_experts import ChosenExperts
 from actors.engines.decoders import FusedDecoder, ModelDecoder
 from actors.engines.slot_cache import SlotCache
 from actors.engines.slot_table import PositionSpan, SlotTable
-from actors.engines.static_step import Graphs
 
 PREFILL_TOKENS = 8192
 """Most tokens, padding included, of one prefill forward: bounds its memory."""
 PREFILL_OPERATIONS = 5e11
 """And most operations on a CPU: seconds of one core. Between two forwards messages are handled, heartbeats sent."""
 LEAST_PREFILL_TOKENS = 256
-GRAPH_OPERATIONS = 2e12
-"""And most of a forward by a CUDA graph: larger ones take a GPU longer than the launches of their kernels a host."""
-LEAST_GRAPH = 16
-USUAL = 8
-"""Prompts of about one length before one has a graph: a capture costs about as much as they gain."""
+
 
 Plan = tuple[list[tuple[int, int, int]], list[PositionSpan], list[PositionSpan]]
 """In this order: copies (source slot, target slot, positions from 0 on), spans that start at 0, and spans of what comes
@@ -59,7 +53,7 @@ def _prompt(table: SlotTable, slot: int) -> bytes:
 
 
 class Prefill:
-    """`alike`: only equal spans share a forward, none padded (`engine.batch_invariant`). `static`: as on a GPU."""
+    """`alike`: only equal spans share a forward, so that none is padded (`engine.batch_invariant`)."""
 
     def __init__(
         self,
@@ -68,17 +62,12 @@ class Prefill:
         cache: SlotCache,
         chosen: ChosenExperts | None,
         alike: bool,
-        static: bool,
     ):
         self._decoder, self._cache, self._chosen, self._alike = decoder, cache, chosen, alike
         self._config = model.config
         self._device, self._most = cache.keys.device, PREFILL_TOKENS
-        operations = 2 * sum(parameter.numel() for parameter in model.parameters())
-        by_graph = static and isinstance(decoder, FusedDecoder) and not chosen
-        self._most_by_graph = min(PREFILL_TOKENS, int(GRAPH_OPERATIONS / operations)) if by_graph else 0
-        self._input = torch.zeros(1 + self._most_by_graph, dtype=torch.int64, device=self._device)
-        self._graphs, self._uses = Graphs(self._fill_row, self._device, "prefills"), Counter[int]()
         if self._device.type == "cpu":
+            operations = 2 * sum(parameter.numel() for parameter in model.parameters())
             self._most = max(LEAST_PREFILL_TOKENS, min(PREFILL_TOKENS, int(PREFILL_OPERATIONS / operations)))
 
     async def __call__(self, table: SlotTable, slots: list[int], now: int, again: bool) -> tuple[int, int]:
@@ -107,8 +96,6 @@ class Prefill:
     @torch.inference_mode()
     def _forward(self, table: SlotTable, chunk: list[PositionSpan]) -> None:
         """One forward over one row per span, which is for all of its slots; the last span is the longest."""
-        if len(chunk) == 1 and self._filled_by_graph(table, chunk[0]):
-            return
         time = chunk[-1].stop - chunk[-1].start
         starts = np.array([span.start for span in chunk])
         slots = np.array([slot for span in chunk for slot in span.slots])
@@ -118,33 +105,11 @@ class Prefill:
         if starts.any():
             self._cache.begin_prefill_behind(slots, places)
         else:
-            shared = torch.from_numpy(rows).to(self._device) if len(slots) > len(chunk) else None
-            self._cache.begin_prefill(torch.from_numpy(slots).to(self._device), shared)
+            self._cache.begin_prefill(slots, rows)
             places = places[:1]
         first = np.array([span.slots[0] for span in chunk])[:, None]
         tokens = torch.from_numpy(table.tokens[first, np.minimum(places, table.tokens.shape[1] - 1)]).to(self._device)
         self._decoder.prefill(tokens, torch.from_numpy(places).to(self._device))
-
-    def _filled_by_graph(self, table: SlotTable, span: PositionSpan) -> bool:
-        """Fill the slots of a prompt whose length, rounded up, is usual; False, and nothing done, for others."""
-        time, capacity = max(LEAST_GRAPH, 1 << (span.stop - 1).bit_length()), self._cache.capacity
-        if span.start or time > min(self._most_by_graph, capacity) or not self._graphs.fit:
-            return False
-        self._uses[time] += 1
-        if self._uses[time] <= USUAL:
-            return False
-        first, *others = span.slots
-        self._input[0] = first  # behind its tokens lie ids of an earlier prompt
-        self._input[1 : 1 + span.stop].copy_(torch.from_numpy(table.tokens[first, : span.stop]))
-        self._graphs((1, time, capacity))
-        for slot in others:
-            self._cache.move(first, slot, span.stop)
-        return True
-
-    def _fill_row(self, rows: int, time: int) -> None:
-        """The cache of the slot that the input begins with, from the tokens behind it."""
-        self._cache.begin_prefill(self._input[:rows])
-        self._decoder.prefill(self._input[None, 1 : 1 + time], torch.arange(time, device=self._device)[None])
 
     @torch.inference_mode()
     def logits(self, sequences: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -155,7 +120,7 @@ class Prefill:
             place[: len(known)] = known
         cache = SlotCache(self._config, len(rows), self._device, self._cache.dtype)
         cache.reserve(len(rows), time)
-        cache.begin_prefill(torch.from_numpy(rows).to(self._device))
+        cache.begin_prefill(rows, rows)
         ids = torch.from_numpy(tokens).to(self._device)
         return self._decoder.logits(ids, torch.arange(time, device=self._device)[None], cache), ids
 

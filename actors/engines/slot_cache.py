@@ -81,12 +81,13 @@ class SlotCache:
         for each in (self.keys, self.values):
             each[:, target, :, :time] = each[:, source, :, :time]
 
-    def begin_prefill(self, slots: torch.Tensor, rows: torch.Tensor | None = None) -> None:
-        """The next forward is over right-padded prompts [b, t]; `slots[i]` gets the keys and values of `rows[i]` (None:
-        of row i), both int64 [slots]. Padding needs no mask: attention is causal, and what it leaves in the cache is
-        masked until it is overwritten."""
+    def begin_prefill(self, slots: np.ndarray, rows: np.ndarray) -> None:
+        """The next forward is over right-padded prompts [b, t]; `slots[i]` gets the keys and values of `rows[i]`, int64
+        [slots], which count up from 0, with repeats where several slots share a row. Padding needs no mask:
+        attention is causal, and what it leaves in the cache is masked until it is overwritten."""
+        shared, device = int(rows[-1]) + 1 < len(rows), self.keys.device
         self._behind = None
-        self._prefill = (slots, rows)
+        self._prefill = (torch.from_numpy(slots).to(device), torch.from_numpy(rows).to(device) if shared else None)
 
     def begin_prefill_behind(self, slots: np.ndarray, places: np.ndarray) -> None:
         """The next forward is over right-padded tokens [b, t] at positions `places` int64 [b, t] of `slots` int64 [b],

@@ -11,7 +11,6 @@ Rows beyond the running sequences compute on free slots.
 """
 
 import logging
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ LEAST_TIME = 256
 INPUTS = 5
 """Rows of what a step reads: last tokens, lengths, keys and positions of the random streams, temperatures."""
 Shape = tuple[int, int, int]
-"""Sequences of a step or prefill, positions that it reads, positions per slot of the cache."""
+"""Sequences of a step, positions that it reads, positions per slot of the cache."""
 
 
 def rounded_up(n: int) -> int:
@@ -39,44 +38,6 @@ def rounded_up(n: int) -> int:
         return max(2, 1 << (n - 1).bit_length())
     of = 16 if n <= 128 else 32
     return -(-n // of) * of
-
-
-class Graphs:
-    """CUDA graphs of `compute(rows, time)`, one per shape. Without a GPU, and for a model that is not `fit` for them,
-    calls compute directly."""
-
-    def __init__(self, compute: Callable[[int, int], None], device: torch.device, name: str):
-        self._compute, self._device, self._name = compute, device, name
-        self.fit = True
-        self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
-
-    def __call__(self, shape: Shape) -> None:
-        if self.fit and self._device.type == "cuda" and shape not in self._graphs:
-            self._graphs = {known: graph for known, graph in self._graphs.items() if known[2] == shape[2]}
-            try:
-                self._graphs[shape] = self._captured(shape)
-            except RuntimeError as error:  # e.g. a model whose forward asks the host
-                log.warning("this model's %s cannot be CUDA graphs, and are slower without: %s", self._name, error)
-                self.fit = False
-                self._graphs.clear()
-        if shape in self._graphs:
-            self._graphs[shape].replay()
-        else:
-            self._compute(*shape[:2])
-
-    def _captured(self, shape: Shape) -> torch.cuda.CUDAGraph:
-        """Run the computation twice, for libraries that set themselves up, then capture it."""
-        beside, main = torch.cuda.Stream(self._device), torch.cuda.current_stream(self._device)
-        beside.wait_stream(main)
-        with torch.cuda.stream(beside):
-            for _ in range(2):
-                self._compute(*shape[:2])
-        main.wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        memory = next(iter(self._graphs.values())).pool() if self._graphs else None
-        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
-            self._compute(*shape[:2])
-        return graph
 
 
 class StaticStep:
@@ -88,7 +49,7 @@ class StaticStep:
     ):
         device = cache.keys.device
         self._decoder, self._cache, self._chosen = decoder, cache, chosen
-        cuda = device.type == "cuda"
+        self._captures = cuda = device.type == "cuda"
         self._input = torch.zeros(INPUTS, slots, dtype=torch.int64, device=device)
         self._output = torch.zeros(2, slots, dtype=torch.int32, device=device)
         routed = (slots, *(chosen.routing[:2] if chosen else (0,)))
@@ -100,7 +61,7 @@ class StaticStep:
         self._done = [torch.cuda.Event() for _ in range(2)] if cuda else []
         self._newest = 0
         self._read = Compiling(True).wrap(read_blocks, "sampling") if device.type in decoders.COMPILED else None
-        self._graphs = Graphs(self.step, device, "decode steps")
+        self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
 
     def __call__(self, table: SlotTable, begun: bool, ahead: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The next token of each running sequence → ids int64 [n], logprobs float32 [n], experts int32 [n, layers, k].
@@ -128,7 +89,7 @@ class StaticStep:
             self._input.copy_(self._sent[which], non_blocking=True)
             if behind:
                 self._input[0].copy_(self._output[0].index_select(0, self._input[0]))
-            self._graphs(self._shape(n, table.longest + behind))
+            self._run(self._shape(n, table.longest + behind))
             self._got[which].copy_(self._output, non_blocking=True)
             self._got_experts[which].copy_(self._experts, non_blocking=True)
         if self._done:
@@ -165,3 +126,32 @@ class StaticStep:
         if not slot_kernel.takes(self._cache.keys):
             time = min(capacity, max(LEAST_TIME, 1 << (longest - 1).bit_length()))
         return rows, time, capacity
+
+    def _run(self, shape: Shape) -> None:
+        if self._captures and shape not in self._graphs:
+            self._graphs = {known: graph for known, graph in self._graphs.items() if known[2] == shape[2]}
+            try:
+                self._graphs[shape] = self._captured(shape)
+            except RuntimeError as error:  # e.g. a model whose forward asks the host
+                log.warning("this model's decode step cannot be a CUDA graph, and is slower without one: %s", error)
+                self._captures = False
+                self._graphs.clear()
+        if shape in self._graphs:
+            self._graphs[shape].replay()
+        else:
+            self.step(*shape[:2])
+
+    def _captured(self, shape: Shape) -> torch.cuda.CUDAGraph:
+        """Run the step twice, for libraries that set themselves up, then capture it."""
+        device = self._input.device
+        beside = torch.cuda.Stream(device)
+        beside.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(beside):
+            for _ in range(2):
+                self.step(*shape[:2])
+        torch.cuda.current_stream(device).wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        memory = next(iter(self._graphs.values())).pool() if self._graphs else None
+        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+            self.step(*shape[:2])
+        return graph

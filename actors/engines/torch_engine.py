@@ -113,7 +113,7 @@ class TorchEngine:
         self._chosen = ChosenExperts(model, self.slots) if return_experts else None
         self._static = StaticStep(self._decoder, self._cache, self.slots, self._chosen) if static else None
         self._parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
-        self._prefill = Prefill(model, self._decoder, self._cache, self._chosen, batch_invariant, static)
+        self._prefill = Prefill(model, self._decoder, self._cache, self._chosen, batch_invariant)
         self._waiting: deque[SlotRequest] = deque()
         self._loads: list[tuple[Update, asyncio.Future[None]]] = []
         self._limit, self._peace, self._joined = self.slots, 0, 0

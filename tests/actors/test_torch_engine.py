@@ -12,7 +12,6 @@ import torch
 from transformers import DynamicCache, Qwen3MoeConfig
 
 from actors.engines import decoders
-from actors.engines.prefill import Prefill
 from actors.engines.sampler import read_blocks, sample, sample_static
 from actors.engines.slot_table import SlotTable
 from actors.engines.static_step import StaticStep
@@ -52,7 +51,6 @@ def step(request, monkeypatch):
         monkeypatch.setattr("actors.engines.torch_engine.is_static", lambda device: True)
         monkeypatch.setattr("actors.engines.slot_cache.PooledCache.LEAST", 16)
         monkeypatch.setattr("actors.engines.static_step.LEAST_TIME", 16)
-        monkeypatch.setattr("actors.engines.prefill.USUAL", 0)
     return request.param
 
 
@@ -169,27 +167,6 @@ def test_the_prompt_of_a_group_is_prefilled_once_whenever_its_samples_come(compu
     for prompt, completion in zip(prompts, done, strict=True):
         expected = logprobs_of(model, prompt, completion.tokens)
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4 if compute_dtype == "float32" else 0.4)
-
-
-@pytest.mark.parametrize("step", ["static"], indirect=True)
-@pytest.mark.parametrize("kind", FUSED)
-def test_the_graph_of_a_usual_length_fills_the_cache_as_a_plain_prefill_does(kind, step, monkeypatch):
-    shapes, fill_row = [], Prefill._fill_row
-    monkeypatch.setattr(Prefill, "_fill_row", lambda *args: shapes.append(args[1:]) or fill_row(*args))
-    monkeypatch.setattr("actors.engines.prefill.USUAL", 1)
-
-    async def main():
-        engine, (prompt,) = TorchEngine(new_model(kind)), prompts_of(10)
-        for _ in range(2):
-            await asyncio.gather(*(engine.generate(prompt, Limits(1)) for _ in range(3)))
-            held.append(torch.stack([engine._cache.keys, engine._cache.values])[:, :, :3, :, :9])
-            engine._cache._pool.zero_()
-        await engine.close()
-
-    held = []
-    asyncio.run(main())
-    assert shapes == [(1, 16)] and held[0].any()
-    torch.testing.assert_close(held[1], held[0], rtol=0, atol=1e-5)
 
 
 def test_preempted_sequences_go_on_as_if_nothing_had_happened(step, monkeypatch):
