@@ -65,7 +65,7 @@ COMPONENTS: dict[str, dict[str, str]] = {
         **_named("learners.losses.bounded", "gspo sapo m2po dppo"),
         "icepop": "learners.losses.clipped:decoupled_ppo",
         **dict.fromkeys(("reinforce", "is_pg", "tis", "cispo", "topr", "mis_po"), "learners.losses.weighted:reinforce"),
-        **_named("learners.losses.weighted", "vespo vtrace sft"),
+        **_named("learners.losses.weighted", "sft"),
         **_named("learners.losses.delightful", "dg dg_kondo"),
         **_named("learners.losses.targets", "pmpo tpo"),
     },

@@ -210,7 +210,7 @@ def test_a_refusal_says_where_the_value_came_from(folder: Path) -> None:
         ["loss={name: decoupled_ppo, clip: 1, correction: none}"],
         [MAXRL, "learner.kl_loss=0.1", "learner.clip_grad=0"],
         ["learner.lora={rank: 4, targets: [q_proj]}"],
-        *[[f"loss.name={name}"] for name in (*USUAL_CORRECTIONS, "vespo", "gspo")],
+        *[[f"loss.name={name}"] for name in (*USUAL_CORRECTIONS, "gspo")],
         *[["loss.name=reinforce", f"loss.correction={name}"] for name in COMPONENTS["correction"] if name != "ratio"],
     ],
 )

@@ -18,7 +18,7 @@ from learners.learner import TorchLearner
 from learners.logprobs import forward_logprobs, use_logprob_head
 from learners.losses.bounded import gspo
 from learners.losses.clipped import decoupled_ppo
-from learners.losses.weighted import reinforce, vtrace
+from learners.losses.weighted import reinforce
 from learners.packing import Columns
 from learners.sharding import hold_in
 from tests.learners.batches import VOCAB, make_batch, tiny_model
@@ -146,7 +146,7 @@ class Waits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("loss", [decoupled_ppo, gspo, vtrace])
+@pytest.mark.parametrize("loss", [decoupled_ppo, gspo])
 def test_nothing_waits_for_the_device_once_per_micro_batch(loss):
     counts = []
     for micro_batch_tokens in (1000, 1):

@@ -98,30 +98,6 @@ def sapo(t: Tokens, k: dict[str, Any]) -> Result:
     return per_token(t, 4 / tau * gate * t.advantages, 4 * gate * (1 - gate) * ratio * t.advantages)
 
 
-def vespo(t: Tokens, k: dict[str, Any]) -> Result:
-    weight = np.zeros(len(t.mask))
-    for at, own in t.members(t.mask).items():
-        whole = math.prod(math.exp(d) for d in (t.current - t.behaviour)[own])
-        power, rate = (2.0, 3.0) if t.advantages[at] >= 0 else (3.0, 2.0)
-        weight[at] = whole**power * math.exp(rate * (1 - whole))
-    return score(t, weight * t.advantages)
-
-
-def vtrace(t: Tokens, k: dict[str, Any]) -> Result:
-    """The targets of IMPALA's equation 1 computed backwards with a constant value, then ρ (r + v of the next state −
-    V): reward at the end."""
-    weight, baseline, ratio = np.zeros(len(t.mask)), 0.37, np.exp(t.current - t.behaviour)
-    for own in {tuple(own) for own in t.members(t.mask).values()}:
-        target, following = 0.0, 0.0  # of the state behind the end, whose value is 0
-        for at in reversed(own):
-            rho, c = min(ratio[at], k.get("rho_bar", 1.0)), min(ratio[at], k.get("c_bar", 1.0))
-            got = t.advantages[own[0]] + baseline if at == own[-1] else 0.0
-            weight[at] = rho * (got + target - baseline)
-            target = baseline + rho * (got + following - baseline) + c * (target - following)
-            following = baseline
-    return score(t, weight)
-
-
 def m2po(t: Tokens, k: dict[str, Any]) -> Result:
     squared, left = (t.current - t.behaviour) ** 2, list(np.flatnonzero(t.planned))
     while left and np.mean(squared[left]) > k.get("threshold", 0.04):
@@ -184,8 +160,6 @@ REFERENCES: dict[str, Callable[[Tokens, dict[str, Any]], Result]] = {
     "gspo": gspo,
     "sapo": sapo,
     "reinforce": lambda t, k: score(t, t.advantages),
-    "vespo": vespo,
-    "vtrace": vtrace,
     "m2po": m2po,
     "dppo": dppo,
     "dg": dg,

@@ -17,8 +17,6 @@ KNOBS: dict[str, list[dict[str, Any]]] = {
     "gspo": [{"clip": 0.1, "clip_high": 0.2}, {"clip": 0.1, "proximal": "recompute"}, {"clip": 0.1, "per_token": True}],
     "sapo": [{}, {"temperature": 2.0, "temperature_negative": 3.0}],
     "reinforce": [{}],
-    "vespo": [{}],
-    "vtrace": [{}, {"rho_bar": 1.3, "c_bar": 1.1}, {"rho_bar": 0.8, "c_bar": 1.3}],
     "m2po": [{}, {"threshold": 0.2}],
     "dppo": [{"tv": 0.05, "tv_high": 0.03}, {"tv": 0.1}],
     "dg": [{"gate_temperature": 0.5, "gate_threshold": 0.1}, {"gate_temperature": 0.0}],
@@ -91,7 +89,7 @@ LOSSES |= {name: bind("loss", {"name": name}) for name in COMPONENTS["loss"] if 
 FIRST = {f"{name} {sets[0] or ''}".strip() for name, sets in KNOBS.items()}
 THROUGH_A_LEARNER = {name: loss for name, loss in LOSSES.items() if name in FIRST or marks_of(loss).plan}
 """One set of knobs per function, and all that plan: a learner treats the others alike."""
-OTHERS = ("dg", "pmpo", "tpo", "sft", "vtrace {'rho_bar': 0.8")
+OTHERS = ("dg", "pmpo", "tpo", "sft")
 POLICY_GRADIENT = [name for name in LOSSES if not name.startswith(OTHERS)]
 """Losses whose gradient on-policy is − Σ A ∇log π ÷ denominator."""
 
