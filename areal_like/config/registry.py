@@ -64,14 +64,13 @@ COMPONENTS: dict[str, dict[str, str]] = {
         **_named("learners.losses.clipped", "ppo decoupled_ppo"),
         **_named("learners.losses.bounded", "gspo sapo m2po dppo"),
         "icepop": "learners.losses.clipped:decoupled_ppo",
-        **dict.fromkeys(("reinforce", "is_pg", "tis", "cispo", "topr", "mis_po"), "learners.losses.weighted:reinforce"),
-        **_named("learners.losses.weighted", "sft"),
+        **dict.fromkeys(("reinforce", "is_pg", "tis", "cispo", "topr"), "learners.losses.weighted:reinforce"),
         **_named("learners.losses.delightful", "dg dg_kondo"),
-        **_named("learners.losses.targets", "pmpo tpo"),
+        **_named("learners.losses.weighted", "pmpo tpo sft"),
     },
     "correction": _named(
         "learners.losses.corrections",
-        "none ratio exact tis cispo capped icepop seq_tis seq_mis geo_mask sequence_mask mis_po topr",
+        "none ratio exact tis cispo capped icepop seq_tis seq_mis geo_mask sequence_mask topr",
     ),
     "advantage": _named("learners.advantages", "group rloo maxrl batch reinforce_pp turn distill"),
     "learner": {"torch": "learners.learner:TorchLearner", "timed": "learners.timed:TimedLearner"},
@@ -135,7 +134,7 @@ OTHER_NAMES = {
 """Key → what TRL and verl call it, the commonest ones; for error messages."""
 
 USUAL_CORRECTIONS = {"decoupled_ppo": "capped", "is_pg": "exact"}
-USUAL_CORRECTIONS |= {name: name for name in ("icepop", "tis", "cispo", "mis_po", "topr")}
+USUAL_CORRECTIONS |= {name: name for name in ("icepop", "tis", "cispo", "topr")}
 """A loss's name → its correction where the config sets none."""
 NO_CORRECTION: dict[str, object] = {"name": "none"}
 

@@ -203,10 +203,3 @@ geo_mask = partial(ratio, weight="none", reject="ratio", over="mean", low=0.999,
 sequence_mask = partial(
     ratio, pair="behaviour_current", weight="none", reject="k1", over="mean", high=0.5, where="negative"
 )
-mis_po = partial(
-    ratio, pair="behaviour_proximal", weight="none", reject="ratio", low=0.5, high=2.0,
-    correction={
-        "name": "ratio", "pair": "behaviour_proximal", "weight": "none", "reject": "ratio", "over": "mean",
-        "low": 0.996, "high": 1.001,
-    },
-)  # fmt: skip

@@ -26,8 +26,7 @@ from learners.collectives import join
 from learners.learner import TorchLearner
 from learners.losses.clipped import decoupled_ppo, ppo
 from learners.losses.delightful import dg_kondo
-from learners.losses.targets import tpo
-from learners.losses.weighted import reinforce
+from learners.losses.weighted import reinforce, tpo
 from tests.forked import forked, said
 from tests.learners.batches import VOCAB, make_batch, tiny_model
 from tests.learners.exact import ADAMW_EPS, exact

@@ -16,9 +16,8 @@ from learners.losses.clipped import clipped_surrogate, decoupled_ppo, ppo
 from learners.losses.contract import LossBatch, marks_of, planned_for, total
 from learners.losses.corrections import Corrected, capped, none, ratio, tis
 from learners.losses.delightful import dg, dg_kondo, kondo_gate
-from learners.losses.targets import pmpo, preference_weights, target_weights, tpo
 from learners.losses.trial import BadLoss, try_loss
-from learners.losses.weighted import reinforce
+from learners.losses.weighted import pmpo, preference_weights, reinforce, target_weights, tpo
 from scripts.contracts.losses import claims
 from tests.learners.losses.references import corrected
 from tests.learners.losses.token_batches import (

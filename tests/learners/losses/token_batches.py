@@ -39,7 +39,7 @@ LINKS: dict[str, list[dict[str, Any]]] = {
     "seq_mis": [{"weight": "sequence", "reject": "ratio", "over": "sum", "high": 2.0}],
     "geo_mask": [{"weight": "none", "reject": "ratio", "over": "mean", "low": 0.8, "high": 1.2}],
     "sequence_mask": [BELOW_ZERO],
-    "mis_po": [
+    "ratio twice": [
         {"pair": "behaviour_proximal", "weight": "none", "reject": "ratio", "low": 0.5, "high": 2.0},
         {"pair": "behaviour_proximal", "weight": "none", "reject": "ratio", "over": "mean", "low": 0.8, "high": 1.2},
     ],
