@@ -2,7 +2,6 @@
 only as far as it goes. It is compared with the usual attention once per process, before the first use."""
 
 import logging
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,26 +34,22 @@ def takes(keys: torch.Tensor) -> bool:
     return _kernel_verified
 
 
-class Used(NamedTuple):
-    """What a step's slots hold, the same for all layers: `lengths` int32 [n]; where queries of slots begin and end, and
-    keys, int32 [n + 1]."""
-
-    lengths: torch.Tensor
-    queries: torch.Tensor
-    keys: torch.Tensor
+Used = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Lengths of a step's slots int32 [n], and where their queries and keys begin, int32 [n + 1]: one for all layers."""
 
 
 def used(lengths: torch.Tensor, keys: torch.Tensor) -> Used:
     """For `attend`: slot i of a cache [..., kv_heads, time, dim] reads its first `lengths[i]` positions (int64 [n])."""
     ends = torch.arange(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
-    return Used(lengths.to(torch.int32), ends, ends * (keys.shape[-3] * keys.shape[-2]))
+    return lengths.to(torch.int32), ends, ends * (keys.shape[-3] * keys.shape[-2])
 
 
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: Used, scale: float) -> torch.Tensor:
     """query [n, heads, 1, dim] over keys and values [slots, kv_heads, time, dim] → [n, heads, 1, dim]."""
     n, heads, _, dim = query.shape
     q, k, v = query.reshape(n, heads, dim), _as_row(keys, n), _as_row(values, n)
-    ends, whole = (slots.queries, slots.keys), {"scale": scale, "seqused_k": slots.lengths}
+    lengths, *ends = slots
+    whole = {"scale": scale, "seqused_k": lengths}
     # No dropout, no mask, no debugging.
     return KERNEL(q, k, v, *ends, 1, keys.shape[2], 0.0, False, False, **whole)[0].view(n, heads, 1, dim)
 
