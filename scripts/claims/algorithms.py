@@ -16,8 +16,7 @@ from learners.losses.clipped import decoupled_ppo, ppo
 from learners.losses.contract import LossBatch, Observed, marks_of, planned_for
 from learners.losses.corrections import capped, exact
 from learners.losses.delightful import dg, dg_kondo
-from learners.losses.targets import pmpo, tpo
-from learners.losses.weighted import reinforce
+from learners.losses.weighted import pmpo, reinforce, tpo
 
 Loss = Callable[..., Any]
 
