@@ -17,6 +17,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,10 +80,13 @@ class Question:
     stops: Stops = NO_STOPS
     longest: int | None = None
 
-    def prompts(self) -> list[str]:
+    @cached_property
+    def prompts(self) -> list[Prompt]:
+        return [self.task.prompt(*row) for row in self.rows]
+
+    def shown(self) -> list[str]:
         """The prompts for people: the last message of each, or its tokens."""
-        found = [self.task.prompt(*row) for row in self.rows]
-        return [str(each.messages[-1]["content"] if each.messages else each.tokens.tolist()) for each in found]
+        return [str(each.messages[-1]["content"] if each.messages else each.tokens.tolist()) for each in self.prompts]
 
 
 def model_folder(given: Path) -> Path:
@@ -211,12 +215,12 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
     engine = TorchEngine(model, slots=args.slots)
     pool = RewardPool(workers=WORKERS, timeout=TIMEOUT)
     reward, task = reward_function(question.task, pool, timeout=TIMEOUT, on_error="drop"), question.task
-    shown = question.prompts()
+    shown, prompts = question.shown(), question.prompts
 
-    async def sample(prompt: Prompt, number: int, i: int) -> Any:
+    async def sample(number: int, i: int) -> Any:
+        prompt = question.stops.cut(prompts[number])
         key, longest = stream_key(args.seed, number, i), args.max_tokens or question.longest or prompt.max_tokens
         limits = Limits(longest, args.temperature, tuple(task.stop_tokens), key=key, trained=False)
-        prompt = question.stops.cut(prompt)
         limits, recorder = question.stops.within(limits, prompt), Recorder(engine, reward)
         try:
             made = await question.workflow(recorder, recorder.reward, prompt, limits, f"{number} {i}")
@@ -228,8 +232,8 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
         return made
 
     async def answers(number: int) -> Answers:
-        prompt = task.prompt(*question.rows[number])
-        made = await asyncio.gather(*(sample(prompt, number, i) for i in range(args.samples)))
+        prompt = prompts[number]
+        made = await asyncio.gather(*(sample(number, i) for i in range(args.samples)))
         samples = [each for each in made if each is not None]
         responses = [each.tokens[each.prompt_length :] for each in samples]
         texts = [prompt.codec.decode(each) if prompt.codec else " ".join(map(str, each)) for each in responses]
@@ -254,7 +258,7 @@ def evaluate(args: argparse.Namespace, folder: Path, asked: Sequence[Question]) 
     """Set → answers of the model in a folder. Raises UserError, ValueError, OSError."""
     answers = {}
     for question in asked:
-        count = f"{len(question.rows)} prompts, {len(set(question.prompts()))} different"
+        count = f"{len(question.rows)} prompts, {len(set(question.shown()))} different"
         print(f"{folder}: {question.name}, {count}", file=sys.stderr, flush=True)
         model = build("model", {"name": "folder", "path": str(folder)}, args.seed, question.task.vocab_size)
         answers[question.name] = asyncio.run(ask(args, question, model))
@@ -360,7 +364,7 @@ def main(argv: list[str] | None = None) -> int:
         asked = [questions(args, folder) for folder in folders]  # a file is read with the model's own tokenizer
         for given, folder, own in zip(models, folders, asked, strict=True):
             check_vocabulary(given, folder, own)
-        if [each.prompts() for each in asked[0]] != [each.prompts() for each in asked[-1]]:
+        if [each.shown() for each in asked[0]] != [each.shown() for each in asked[-1]]:
             raise ConfigError("--against: the tokenizers of the two models leave them other prompts")
         answers = [evaluate(args, folder, own) for folder, own in zip(folders, asked, strict=True)]
     data = [{name: figures(each, args) for name, each in found.items()} for found in answers]
