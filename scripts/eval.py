@@ -3,7 +3,7 @@
 MODEL is a run's folder, one of its checkpoints (`RUN/checkpoints/step-N`), or a Hugging Face folder. A SET is a file
 (read and asked as the run's own), a task's name (its held-out rows) or a spec (`{name: jsonl, path: a.csv, reward:
 exact}`); without one: the run's own. pass@k is unbiased (Chen et al., arXiv 2107.03374), intervals (95 %) are over
-prompts. `--against OTHER` asks a second model the same, and tests the differences by prompt.
+different prompts. `--against OTHER` asks a second model the same, and tests the differences by prompt.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .console.arguments import amount, command, json_file, positive, refusing
 from .console.output import console, shortened, table, visible, write_json
 
 if TYPE_CHECKING:
-    from areal_like.interfaces import Task, Workflow
+    from areal_like.interfaces import Task
     from areal_like.types import Prompt
 
 TIMEOUT, WORKERS, RIGHT = 30.0, 2, 1.0
@@ -55,8 +55,8 @@ PAIRED = {"difference": "+.3f", "low": "+.3f", "high": "+.3f", "better": "d", "w
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to one prompt: texts, rewards with their parts, lengths in tokens, and how many were truncated at the
-    longest length; without those `unscored`, whose reward is None."""
+    """Answers to one prompt and its copies: texts, rewards with their parts, lengths in tokens, and how many were
+    truncated at the longest length; without those `unscored`, whose reward is None."""
 
     prompt: str
     wanted: str
@@ -70,12 +70,13 @@ class Answers:
 
 @dataclass(frozen=True)
 class Question:
-    """A set of prompts; `tokenized`: the model's tokenizer makes its tokens; `longest`: most tokens of an answer."""
+    """A set of prompts, and the spec of the `workflow` that answers; `tokenized`: the model's tokenizer makes its
+    tokens; `longest`: most tokens of an answer."""
 
     name: str
     task: Task
     rows: list[tuple[str, int]]
-    workflow: Workflow
+    workflow: Mapping[str, Any]
     tokenized: bool = False
     stops: Stops = NO_STOPS
     longest: int | None = None
@@ -87,6 +88,14 @@ class Question:
     def shown(self) -> list[str]:
         """The prompts for people: the last message of each, or its tokens."""
         return [str(each.messages[-1]["content"] if each.messages else each.tokens.tolist()) for each in self.prompts]
+
+    @cached_property
+    def copies(self) -> list[list[int]]:
+        """Of each different prompt its places in `rows`. Beyond one turn the answer may choose what the model meets."""
+        alone, found = self.workflow["name"] == "single_turn", dict[tuple[bytes, str], list[int]]()
+        for place, each in enumerate(self.prompts):
+            found.setdefault((each.tokens.tobytes(), "" if alone else repr(each.answer)), []).append(place)
+        return list(found.values())
 
 
 def model_folder(given: Path) -> Path:
@@ -174,18 +183,17 @@ def questions(args: argparse.Namespace, model: Path) -> list[Question]:
         if run is None:
             raise ConfigError(f"{args.model} is no run's folder: name a set, e.g. test.jsonl")
         task = build("task", run.task, run.run.seed)
-        workflow = bind("workflow", heldout_workflow(run))
         for name, rows in own_rows(run, task, args.prompts).items():
             title = f"{run.task['name'] if name == OWN else name} (held-out)"
             tokenized = "tokenizer" in str(run.task)  # a mixture names it in its tasks
-            found.append(Question(title, task, rows, workflow, tokenized, stops, longest))
+            found.append(Question(title, task, rows, heldout_workflow(run), tokenized, stops, longest))
     for text in args.sets:
         spec = spec_of(text, model, run)
         task = build("task", spec, args.seed)
         whole = text.endswith(LOCAL)
         rows = [(split, row) for split in (OWN, "train")[: 1 + whole] for row in range(task.size(split))]
         rows = rows[: args.prompts or (None if whole else 256)]
-        workflow = bind("workflow", heldout_workflow(run) if run and whole else {"name": "single_turn"})
+        workflow = heldout_workflow(run) if run and whole else {"name": "single_turn"}
         found.append(Question(text, task, rows, workflow, "tokenizer" in spec, stops, longest))
     return found
 
@@ -212,7 +220,7 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
     from areal_like.sampling import stream_key
     from areal_like.types import Limits
 
-    engine = TorchEngine(model, slots=args.slots)
+    workflow, engine = bind("workflow", question.workflow), TorchEngine(model, slots=args.slots)
     pool = RewardPool(workers=WORKERS, timeout=TIMEOUT)
     reward, task = reward_function(question.task, pool, timeout=TIMEOUT, on_error="drop"), question.task
     shown, prompts = question.shown(), question.prompts
@@ -223,7 +231,7 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
         limits = Limits(longest, args.temperature, tuple(task.stop_tokens), key=key, trained=False)
         limits, recorder = question.stops.within(limits, prompt), Recorder(engine, reward)
         try:
-            made = await question.workflow(recorder, recorder.reward, prompt, limits, f"{number} {i}")
+            made = await workflow(recorder, recorder.reward, prompt, limits, f"{number} {i}")
         except NoReward:
             return None
         if made is None:
@@ -231,19 +239,20 @@ async def ask(args: argparse.Namespace, question: Question, model: Any) -> list[
         made.parts = recorder.parts | made.parts
         return made
 
-    async def answers(number: int) -> Answers:
-        prompt = prompts[number]
-        made = await asyncio.gather(*(sample(number, i) for i in range(args.samples)))
+    async def answers(copies: list[int]) -> Answers:
+        prompt = prompts[copies[0]]
+        made = await asyncio.gather(*(sample(number, i) for number in copies for i in range(args.samples)))
         samples = [each for each in made if each is not None]
         responses = [each.tokens[each.prompt_length :] for each in samples]
         texts = [prompt.codec.decode(each) if prompt.codec else " ".join(map(str, each)) for each in responses]
         full = sum(each.finish == "length" for each in samples) if task.stop_tokens else 0
         rewards, parts = [float(each.reward) for each in samples], [each.parts for each in samples]
-        wanted, counts = str(prompt.answer), (list(map(len, responses)), full, len(made) - len(samples))
-        return Answers(shown[number], wanted, texts, rewards, parts, *counts)
+        wanted = " | ".join(dict.fromkeys(str(prompts[number].answer) for number in copies))
+        counts = list(map(len, responses)), full, len(made) - len(samples)
+        return Answers(shown[copies[0]], wanted, texts, rewards, parts, *counts)
 
     try:
-        found = list(await asyncio.gather(*map(answers, range(len(question.rows)))))
+        found = list(await asyncio.gather(*map(answers, question.copies)))
         if not any(each.rewards for each in found):
             raise UserError(f"{question.name}: the reward of every answer is None")
         return found
@@ -258,7 +267,7 @@ def evaluate(args: argparse.Namespace, folder: Path, asked: Sequence[Question]) 
     """Set → answers of the model in a folder. Raises UserError, ValueError, OSError."""
     answers = {}
     for question in asked:
-        count = f"{len(question.rows)} prompts, {len(set(question.shown()))} different"
+        count = f"{len(question.rows)} prompts, {len(question.copies)} different"
         print(f"{folder}: {question.name}, {count}", file=sys.stderr, flush=True)
         model = build("model", {"name": "folder", "path": str(folder)}, args.seed, question.task.vocab_size)
         answers[question.name] = asyncio.run(ask(args, question, model))
@@ -364,7 +373,7 @@ def main(argv: list[str] | None = None) -> int:
         asked = [questions(args, folder) for folder in folders]  # a file is read with the model's own tokenizer
         for given, folder, own in zip(models, folders, asked, strict=True):
             check_vocabulary(given, folder, own)
-        if [each.shown() for each in asked[0]] != [each.shown() for each in asked[-1]]:
+        if [(each.shown(), each.copies) for each in asked[0]] != [(each.shown(), each.copies) for each in asked[-1]]:
             raise ConfigError("--against: the tokenizers of the two models leave them other prompts")
         answers = [evaluate(args, folder, own) for folder, own in zip(folders, asked, strict=True)]
     data = [{name: figures(each, args) for name, each in found.items()} for found in answers]

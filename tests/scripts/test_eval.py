@@ -95,10 +95,16 @@ def test_each_figure_is_that_of_the_answers(model: Path, rows: Path, tmp_path: P
     assert figures(*asked, at=tmp_path) == found
 
 
-def test_a_file_is_asked_whole_and_greedily(model: Path, rows: Path, tmp_path: Path) -> None:
+def test_a_file_is_asked_whole_and_greedily_and_copies_of_a_prompt_are_one(
+    model: Path, rows: Path, tmp_path: Path
+) -> None:
     found = figures(str(model), str(rows), "--max-tokens", "5", at=tmp_path)[str(rows)]
     assert sorted(each["wanted"] for each in found["answers"]) == sorted(str(i + 1) for i in range(7))
     assert found["samples"] == 1 and max(each["lengths"][0] for each in found["answers"]) <= 5
+    rows.write_text(f"{rows.read_text()}\n" * 3)
+    thrice = figures(str(model), str(rows), "--max-tokens", "5", at=tmp_path)[str(rows)]
+    assert [thrice[key] for key in ("prompts", "reward")] == [7, found["reward"]], "the interval, too"
+    assert {len(each["rewards"]) for each in thrice["answers"]} == {3}
 
 
 def test_a_file_is_asked_as_the_rows_of_the_run(model: Path, rows: Path, tmp_path: Path) -> None:
