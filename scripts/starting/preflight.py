@@ -14,7 +14,7 @@ import numpy as np
 from actors.reward_pool import RewardError, RewardPool
 from actors.rewards import reward_function
 from areal_like.config.heldout import heldout_workflow
-from areal_like.config.registry import build, check, check_function, marks, with_defaults
+from areal_like.config.registry import build, check, check_function, marks, with_defaults, within
 from areal_like.config.run_config import Config, ConfigError
 from areal_like.errors import UserError
 from areal_like.interfaces import PooledTask, Task
@@ -99,11 +99,9 @@ def check_batch(config: Config, sizing: Sizing) -> None:
 
 def check_packages(config: Config) -> None:
     """Raises ConfigError for an unknown tracker, and where an optional package is missing that a setting needs."""
-    for name in config.run.trackers:
-        try:
+    with within("run.trackers: ", "run.trackers"):
+        for name in config.run.trackers:
             check("tracker", {"name": name})
-        except ConfigError as error:
-            raise ConfigError(f"run.trackers: {error}", "run.trackers") from None
     for key, package, extra, is_needed in (
         ("learner.lora", "peft", "lora", config.learner.get("lora") is not None),
         ("workflow=agent", "aiohttp", "openai", config.workflow["name"] == "agent"),
