@@ -5,13 +5,14 @@ the seed are one setting. With five seeds or more it has 95 % intervals of the m
 runs (an ablation's) stands for them. `areal-like eval A --against B` compares models by prompt.
 """
 
+import contextlib
 import math
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from areal_like.config.run_config import ConfigError, leaves, load_resolved
+from areal_like.config.run_config import ConfigError, leaves, load_resolved, with_every_knob
 from areal_like.run.metrics import MetricsFollower
 from areal_like.run.run_folder import CONFIG, config_file, summary_of
 
@@ -50,6 +51,8 @@ def compare(runs: Sequence[Path]) -> list[dict[str, Any]]:
     configs = [leaves(load_resolved(config_file(run))) for run in runs]
     keys = [key for key in dict.fromkeys(key for config in configs for key in config)
             if key in TELLING or not key.startswith(UNTELLING)]  # fmt: skip
+    with contextlib.suppress(ConfigError):  # the user's own component, not found here
+        configs = [leaves(with_every_knob(load_resolved(config_file(run)))) for run in runs]
     differ = [key for key in keys if len({str(config.get(key)) for config in configs}) > 1]
     members: dict[tuple[str, ...], list[Path]] = {}
     for run, config in zip(runs, configs, strict=True):
