@@ -126,6 +126,12 @@ def _value(config: Config, key: str) -> Any:
     return with_defaults(key, value) if key in COMPONENTS else value
 
 
+def _knobs(key: str, value: Any) -> list[tuple[str, Any]]:
+    """The value's knobs by their dotted keys, a component's name first; itself if it has none."""
+    section = {"name": value["name"], **value} if isinstance(value, dict) and "name" in value else value
+    return [(f"{key}.{knob}", each) for knob, each in section.items()] if isinstance(section, dict) else [(key, value)]
+
+
 def _state_of_learner(config: Config) -> dict[str, Any]:
     """Knobs that its checkpoints depend on."""
     known = {"name": ""} | _value(config, "learner")  # the name is compared first
@@ -134,8 +140,10 @@ def _state_of_learner(config: Config) -> dict[str, Any]:
 
 def _refuse_change(verb: str, before: Mapping[str, Any], now: Mapping[str, Any], folder: Path, hint: str) -> None:
     """Raises ConfigError."""
-    for key in dict.fromkeys([*before, *now]):
-        if (old := before.get(key)) != (new := now.get(key)):
+    old_knobs, new_knobs = ({knob: value for key, section in each.items() for knob, value in _knobs(key, section)}
+                            for each in (before, now))  # fmt: skip
+    for key in dict.fromkeys([*old_knobs, *new_knobs]):
+        if (old := old_knobs.get(key)) != (new := new_knobs.get(key)):
             raise ConfigError(f"{verb}: {key} was {old} in {folder} and is {new} now; {hint}", key)
 
 
