@@ -7,6 +7,7 @@ for machines that do not see the run folder; keep it outside of the run folders.
 import sys
 from pathlib import Path
 
+from areal_like.config.run_config import ConfigError
 from areal_like.wire import keys
 from areal_like.wire.messages import SENDS
 
@@ -21,6 +22,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--role", choices=list(SENDS), default="actor", help=what)
     args = parser.parse_args(argv)
     with refusing():
+        if args.folder.is_file():
+            raise ConfigError(f"{args.folder}: got a file, expected a folder for the keys; name a new one")
         if args.client:
             place = keys.add_client(args.folder, args.client, args.role)
             print(f"copy {place} to the client's machine, for its security.key_folder")

@@ -30,6 +30,8 @@ MISTAKES = [
     *[(near, f"config {wrong}") for wrong, near in PARTS.items()],
     # names of keys, also of TRL and verl
     ("groups_per_batch", f"{RUN} batch_size=16"),
+    ("learner.warmup_steps", f"{RUN} warmup_ratio=0.1"),
+    ("rows.jsonl: got a file", "keys rows.jsonl"),
     ("learner.lr", f"{RUN} actor_rollout_ref.actor.optim.lr=1e-6"),
     ("task.reward_weights", f"{RUN} reward_weights=[1]"),
     ("'template'", f"{DATA}rows.jsonl task.templat=x"),
