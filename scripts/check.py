@@ -172,6 +172,8 @@ def kind_of(name: str) -> str:
             if names[len(given) :]:
                 raise ConfigError(f"{name}: knobs are keyword-only: write `*,` before {names[len(given)]!r}")
             return kind
+    if "completions" in names:
+        raise ConfigError(f"{name}: got a reward of TRL, expected (answer, response, *, knobs) of one answer")
     raise ConfigError(f"{name}({', '.join(names)}): which kind is that? Known are {', '.join(CLAIMS)}; set --kind")
 
 

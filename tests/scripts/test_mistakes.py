@@ -61,6 +61,7 @@ MISTAKES = [
     # data, models, rewards
     ("model=FOLDER", f"{RUN} task=jsonl task.path=rows.jsonl"),
     ("see task.columns", f"{DATA}names.csv"),
+    ("expected (answer, response", "check tests.scripts.graders:of_trl"),
     ("module:Name", f"{DATA}rows.jsonl task.reward=grader.score"),
     ("task.reward.name: 'nomod:f'", f"{DATA}rows.jsonl task.reward=nomod:f"),
 ]
