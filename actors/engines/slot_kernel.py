@@ -48,10 +48,9 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots:
     """query [n, heads, 1, dim] over keys and values [slots, kv_heads, time, dim] → [n, heads, 1, dim]."""
     n, heads, _, dim = query.shape
     q, k, v = query.reshape(n, heads, dim), _as_row(keys, n), _as_row(values, n)
-    lengths, *ends = slots
-    whole = {"scale": scale, "seqused_k": lengths}
+    whole = {"scale": scale, "seqused_k": slots[0]}
     # No dropout, no mask, no debugging.
-    return KERNEL(q, k, v, *ends, 1, keys.shape[2], 0.0, False, False, **whole)[0].view(n, heads, 1, dim)
+    return KERNEL(q, k, v, *slots[1:], 1, keys.shape[2], 0.0, False, False, **whole)[0].view(n, heads, 1, dim)
 
 
 def _as_row(cache: torch.Tensor, n: int) -> torch.Tensor:

@@ -39,7 +39,6 @@ from actors.engines.static_step import StaticStep
 from actors.engines.step_costs import StepCosts
 from areal_like.config.defaults import SLOTS
 from areal_like.interfaces import Scored
-from areal_like.models.causal_lm import write_state
 from areal_like.sampling import uniforms
 from areal_like.types import Completion, Finish, Limits
 from areal_like.weights.device import replica_on
@@ -396,10 +395,8 @@ class TorchEngine:
         start = perf_counter()
         self._table.end_runs(self.version)
         changes = update.changes
-        if changes is not None and changes.since == self.digest:
-            self._decoder.parameters.write(update.state, self._parameters, changes)
-        else:
-            write_state(update.state, self._parameters)
+        sparse = changes if changes is not None and changes.since == self.digest else None
+        self._decoder.parameters.write(update.state, self._parameters, sparse)
         self.version, self.digest = update.version, update.digest
         if self._table.requests:
             self._stale = self._recompute

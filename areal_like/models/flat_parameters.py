@@ -40,13 +40,14 @@ class FlatParameters:
         return self._flats[first.dtype][first.storage_offset() :][:count].view(-1, *first.shape[1:])
 
     @torch.no_grad()
-    def write(self, state: State, tensors: Mapping[str, Tensor], changes: Changes) -> None:
+    def write(self, state: State, tensors: Mapping[str, Tensor], changes: Changes | None) -> None:
         """`write_state` of changes, with those by place in a state on the device. `tensors`: the parameters."""
         write_state(state, tensors, changes)
-        if changes.places and state.specs is not self._specs:
+        places = changes.places if changes else []
+        if places and state.specs is not self._specs:
             self._route(state, tensors)
-        for itemsize, places in changes.places:
-            for some in places.split(AT_ONCE):
+        for itemsize, found in places:
+            for some in found.split(AT_ONCE):
                 tensor = torch.searchsorted(self._starts, some * itemsize, right=True) - 1
                 for published, flat, shifts, fits in self._routes:
                     if published.itemsize == itemsize:

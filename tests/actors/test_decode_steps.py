@@ -160,6 +160,8 @@ def differing(some: list[Completion], others: list[Completion]) -> int:
 
 def needs(dtype: str) -> None:
     pytest.importorskip("numba")
+    if torch.__version__ < "2.13":
+        pytest.skip("an older torch, whose products of rows depend on their number: the engine refuses it")
     if dtype == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("this CPU has no products in bfloat16")
 
