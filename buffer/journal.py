@@ -28,7 +28,7 @@ import msgspec
 
 from areal_like.run.run_folder import sync as sync_folder
 from areal_like.wire.stored import Payload, Read, Stored
-from buffer.events import Event, Finish, Snapshot, decode, encode
+from buffer.events import Begin, Event, Finish, Snapshot, decode, encode
 from buffer.segment_file import (
     MAGIC,
     Item,
@@ -195,17 +195,19 @@ class Recorded:
 
 
 def _first_before(batch: int, paths: Sequence[Path]) -> int:
-    """The place of the first segment for a resume at this batch: none before it has later training."""
-    first = len(paths) - 1
-    for place in range(first - 1, -1, -1):
-        if number_of(paths[place + 1]) > number_of(paths[place]) + 1:
+    """The place of the first segment for a resume at this batch: none before it has training that this start undoes, or
+    one that is recorded from there on."""
+    first, begun = len(paths) - 1, [batch]
+    for place in range(first, -1, -1):
+        if place < len(paths) - 1 and number_of(paths[place + 1]) > number_of(paths[place]) + 1:
             break  # it is there for payloads alone
-        events = (each.event for each in _records(paths[place], newest=False, repair=False, check=False))
-        trained = [event.batch for event in events if isinstance(event, Finish)]
-        if any(each >= batch for each in trained):
+        found = [each.event for each in _records(paths[place], place == len(paths) - 1, repair=False, check=False)]
+        trained = [event.batch for event in found if isinstance(event, Finish)]
+        if trained and place < first:
+            if max(trained) < min(begun):
+                break
             first = place
-        elif trained:
-            break
+        begun += [event.batch for event in found if isinstance(event, Begin)]
     return first
 
 

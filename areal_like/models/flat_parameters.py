@@ -7,14 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from areal_like.models.causal_lm import write_state
+from areal_like.weights.device import BATCH
 from areal_like.weights.replica import Changes
 from areal_like.weights.state import State
 from areal_like.weights.transfer import to_device
 
 ALIGN = 64
 """Elements at whose multiples groups begin: kernels of matrix products want at least 16 bytes."""
-AT_ONCE = 1 << 23
-"""Elements that are written at once."""
 
 
 class FlatParameters:
@@ -47,7 +46,7 @@ class FlatParameters:
         if places and state.specs is not self._specs:
             self._route(state, tensors)
         for itemsize, found in places:
-            for some in found.split(AT_ONCE):
+            for some in found.split(BATCH):
                 tensor = torch.searchsorted(self._starts, some * itemsize, right=True) - 1
                 for published, flat, shifts, fits in self._routes:
                     if published.itemsize == itemsize:

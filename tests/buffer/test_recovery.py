@@ -234,6 +234,28 @@ def test_a_resume_from_a_checkpoint_serves_the_batches_since_then_again(tmp_path
     end()
 
 
+def test_a_batch_trained_again_behind_a_snapshot_that_has_it_survives_more_crashes(tmp_path: Path) -> None:
+    """The checkpoint of step 2 is durable after step 3, so the new segment's snapshot has step 3. Then the learner ends
+    twice after that step, and after the next checkpoint, before and after the segment that begins with it."""
+    _, replay, end = started(tmp_path)
+    for step in range(3):
+        admit_and_push(replay, 2 * step, 2 * step + 1, version=step)
+        ids = train(replay, step)
+    checkpoints.write(tmp_path, 2, lambda folder: None, {}, keep=2)
+    replay.record.__self__.rotate(replay.store.snapshot, replay.store.payloads(), late=True)
+    for _ in range(2):
+        end()
+        steps, replay, end = started(tmp_path)
+        assert (steps, train(replay, 2)) == (2, ids)
+    checkpoints.write(tmp_path, 3, lambda folder: None, {}, keep=2)
+    for _ in range(2):
+        end()
+        steps, replay, end = started(tmp_path)
+        assert (steps, replay.store.counts.trained) == (3, 6)
+        replay.record.__self__.rotate(replay.store.snapshot, replay.store.payloads())
+    end()
+
+
 def test_group_sizes_and_the_metrics_that_explain_them_survive_a_crash(tmp_path: Path) -> None:
     _, replay, end = started(tmp_path)
     scheduler, metrics = AsyncScheduler(Sagc(candidates=[4, 8])), []
