@@ -394,8 +394,7 @@ class TorchEngine:
     def _apply(self, update: Update) -> None:
         start = perf_counter()
         self._table.end_runs(self.version)
-        changes = update.changes
-        sparse = changes if changes is not None and changes.since == self.digest else None
+        sparse = update.changes if update.changes and update.changes.since == self.digest else None
         self._decoder.parameters.write(update.state, self._parameters, sparse)
         self.version, self.digest = update.version, update.digest
         if self._table.requests:
