@@ -1,4 +1,4 @@
 """Claims of the Delightful Policy Gradient papers, measured again on small models with the losses of `learners.losses`.
 
-`digits`, `reversal` (`--terminal`): one command each. Hundreds of learners train together (`stacks`).
+`digits`, `reversal` (`--terminal`), `single_arm`: one command each. Hundreds of learners train together (`stacks`).
 """

@@ -1,9 +1,14 @@
 """Studies of the papers' claims: tuning, many learners in one tensor, exact staleness, faults of actors, gradients."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from scripts.claims import digits, reversal
+from learners.losses.corrections import exact
+from learners.losses.delightful import dg
+from learners.losses.weighted import reinforce
+from scripts.claims import digits, reversal, single_arm
 from scripts.claims.algorithms import ALGORITHMS, loss_of
 from scripts.claims.reversal import Frictions, Task, picked, roll_out, train
 from scripts.claims.stacks import Draws, Shape, transformer
@@ -103,3 +108,17 @@ def test_reversal_learns_and_does_not_depend_on_its_neighbours():
     learned = train([Cell("dg", 3e-3, seed) for seed in (0, 1)], Task(length=2), Frictions(staleness=1), 60)
     assert learned[0]["token_error"] < 0.1
     assert train([Cell("dg", 3e-3, 1)], Task(length=2), Frictions(staleness=1), 60)[0] == learned[1]
+
+
+def test_gradients_of_the_single_arm_are_those_of_the_formula():
+    now, later = single_arm.policy(0.3, 0), single_arm.policy(0.9, 0)
+    rewards = torch.eye(10, dtype=torch.float64)[0] - 0.5
+    expected = rewards[:, None] * (torch.eye(10, dtype=torch.float64) - now)
+    torch.testing.assert_close(single_arm.gradients(reinforce, now, now), expected)
+    gate = torch.sigmoid(-rewards * now.log())
+    torch.testing.assert_close(single_arm.gradients(dg, now, now), gate[:, None] * expected)
+    gated = partial(dg, gate_temperature=0.5)
+    exactly, plain, sharper = (
+        single_arm.moments(loss, later, single_arm.UNIFORM) for loss in (exact(reinforce), reinforce, gated)
+    )
+    assert exactly[1] == pytest.approx(1.0) and exactly[0] < plain[0] / 10 and sharper[0] < plain[0] / 1000
