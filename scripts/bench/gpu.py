@@ -9,13 +9,12 @@ correct     `gradient_error` of the device against the CPU, `logprob_error` of t
 train       PPO-clip, 64 samples of log-normal lengths, as many layers as fit: `train_tokens_per_second`, `train_mfu`
             (FLOPs as in PaLM, arXiv 2204.02311, appendix B; recomputation does not count)
 step_over_trl  seconds of TRL's step (its best micro-batch, Liger's kernels where installed) over ours
-decode      64, 256 and 512 sequences: `engine_tokens_per_second_COUNT`, `engine_over_bandwidth` (of the rate at which
-            the memory gives weights, keys, values; 512), `engine_over_generate` (transformers' compiled cache; 64)
+decode      64, 256 and 512 sequences: `engine_tokens_per_second_COUNT`, `engine_over_generate` (transformers' compiled
+            cache; 64)
 update      12 of 1 % of the elements beside 8 sequences: `update_seconds` (median, cast to applied), `publish_limit`
             (over the bare operations on the device), `held_up_ms` (the learner), `pause_p50_ms`, `pause_p99_ms`
 one_card    `configs/bench/one_card.yaml`, trained samples per second with η = 2 over sync: `async_over_sync`
-timeline    the same at SmolLM2's shape: shares of the time, `ROLE_ACTIVITY`, `ROLE_waits`, `all_waits`, and `gpu_busy`
-            by nvidia-smi; the last step
+timeline    at SmolLM2's shape: shares of time, `ROLE_ACTIVITY`, `ROLE_waits`, `all_waits`, and nvidia-smi's `gpu_busy`
 checkpoint_stall  the same at 1.5B: the share of its time that a checkpoint every 4 steps costs
 learn       SmolLM2 (`--model`; examples/smollm2): `learn_seconds` to 0.95 on one-digit sums, `mismatch_kl`
 """
@@ -32,8 +31,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
@@ -41,7 +40,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from shutil import which
 from statistics import median
-from threading import Thread
 from typing import Any
 
 from .figures import bench_parser
@@ -63,7 +61,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from actors.engines.slot_cache import bytes_per_token
 from actors.engines.torch_engine import TorchEngine
 from actors.subscriber import Subscriber
 from areal_like.launch.forks import Forked
@@ -97,8 +94,6 @@ PROMPT, MEDIAN, PREFIX, RESPONSE = 64, 512, 128, 256
 """Tokens of a trained prompt, and of the median answer; of a prompt in `decode`, and of its answer."""
 PEAKS = {"A100": 312e12, "H20": 148e12, "H100": 989e12, "H800": 989e12, "H200": 989e12, "B200": 2250e12}
 """FLOP/s in dense bfloat16, from NVIDIA's data sheets (SXM modules)."""
-SMI_SECONDS = 0.2
-"""nvidia-smi measures no more often."""
 CLOSE = 1e-3
 """Most relative error of float32."""
 COMMON = {"vocab_size": 151_936, "num_key_value_heads": 2, "max_position_embeddings": 32_768}
@@ -158,12 +153,14 @@ def made_batch(vocabulary: int, groups: int, longest: int) -> Batch:
 
 def correct(place: Place) -> Metrics:
     """Raises ArithmeticError if the device computes something else than the CPU."""
-    gradients = []
-    for each in (Place("cpu", True, place.folder), place):
-        learner = new_learner(each, small_model(), compute_dtype="float32")
-        learner.train(made_batch(512, 4, 24))
-        gradients.append(learner.optimizer.gradient.double().cpu())
-    error = float((gradients[1] - gradients[0]).abs().max() / gradients[0].abs().max())
+
+    def gradient(place: Place, longest: int, **knobs: Any) -> torch.Tensor:
+        learner = new_learner(place, small_model(), **knobs)
+        learner.train(made_batch(512, 4, longest))
+        return learner.optimizer.gradient.double().cpu()
+
+    exact, found = (gradient(each, 24, compute_dtype="float32") for each in (Place("cpu", True, place.folder), place))
+    error = float((found - exact).abs().max() / exact.abs().max())
     yield {"gradient_error": error}
     reference = small_model().to(place.device)
     prompts = np.random.default_rng(0).integers(0, 512, (8, 16)).astype(np.int32)
@@ -176,10 +173,7 @@ def correct(place: Place) -> Metrics:
 
     worst = asyncio.run(sampled())
     yield {"logprob_error": worst}
-    steps = [new_learner(place, small_model()) for _ in range(2)]
-    for learner in steps:
-        learner.train(made_batch(512, 4, 48 if place.tiny else 2048))
-    if not torch.equal(*(learner.optimizer.gradient for learner in steps)):
+    if not torch.equal(*(gradient(place, 48 if place.tiny else 2048) for _ in range(2))):
         raise ArithmeticError("two equal train steps give different gradients")
     if max(error, worst) > CLOSE:
         raise ArithmeticError(f"gradient_error {error:.2g}, logprob_error {worst:.2g}: above {CLOSE:g}")
@@ -269,29 +263,16 @@ def decode(place: Place, size: str) -> Metrics:
     prompts = np.random.default_rng(0).integers(0, 512, (max(counts), prefix)).astype(np.int32)
     model = new_model(place, size)
     engine = TorchEngine(model, slots=max(counts), device=place.device, kv_tokens=max(counts) * 512)
-    embedding = model.get_input_embeddings().weight
-    tied = embedding is model.get_output_embeddings().weight
-    read = sum(p.numel() * p.element_size() for p in model.parameters() if tied or p is not embedding)
-    token = bytes_per_token(model.config, engine._cache.dtype)
     for count in counts:
-        decoded = partial(run_engine, engine, prompts[:count], np.full(count, response), greedy=False)
+        decoded = partial(run_engine, engine, prompts[:count], np.full(count, response))
         rates[count] = count * response / place.seconds(decoded, warm_up=True)
         yield {f"engine_tokens_per_second_{count}{suffix}": rates[count]}
-    bound = count * bandwidth(place) / (read + count * (prefix + response / 2) * token)
-    yield {f"engine_over_bandwidth{suffix}": rates[count] / bound}
     del engine, model, decoded  # frees their memory
     reference = new_model(place, size).to(torch.bfloat16 if place.gpu else torch.float32)
-    generate = partial(run_generate, reference, prompts[: counts[0]], np.full(counts[0], response), greedy=False)
+    generate = partial(run_generate, reference, prompts[: counts[0]], np.full(counts[0], response))
     how = {"cache_implementation": "static", "disable_compile": not place.gpu}
     rate = counts[0] * response / place.seconds(partial(generate, **how), warm_up=True)
     yield {f"engine_over_generate{suffix}": rates[counts[0]] / rate}
-
-
-def bandwidth(place: Place) -> float:
-    """Bytes per second, read and written, of a copy within the device's memory."""
-    source = torch.zeros(1 << 25 if place.tiny else 1 << 31, dtype=torch.uint8, device=place.device)
-    target = torch.zeros_like(source)
-    return 2 * source.numel() / min(place.seconds(lambda: target.copy_(source)) for _ in range(6))
 
 
 # Weight updates
@@ -413,41 +394,28 @@ def checkpoint_stall(place: Place) -> Metrics:
 
 
 def timeline(place: Place) -> Metrics:
-    run = place.folder / "run"
-    with gpu_use(place) as used:
+    run, log = place.folder / "run", place.folder / "nvidia-smi"
+    words = ["--query-gpu=timestamp,utilization.gpu", "--format=csv,noheader,nounits", "--loop-ms=200"]
+    with log.open("wb") as file:
+        smi = subprocess.Popen(["nvidia-smi", *words], stdout=file) if place.gpu and which("nvidia-smi") else None
         card_run(place, run.name, "135m")
-    spans = Spans(run, "gpu")
-    for now, share in used:
-        spans.add("busy", now - share * SMI_SECONDS, now)
+        if smi:
+            smi.kill()
+    spans = Spans(run, "gpu", since_1970=0.0)
+    for at, _, share in (line.partition(", ") for line in log.read_text("ascii").splitlines()):
+        if share.isdigit():  # percent of 200 ms
+            end = datetime.strptime(at, "%Y/%m/%d %H:%M:%S.%f").timestamp()
+            spans.add("busy", end - 0.002 * int(share), end)
     steps = [span.begin for span in timelines.timeline(run)["learner"] if span.name == "train"]
     for role, found in timelines.timeline(run, steps[-2], steps[-1]).items():
         for span in found:
             print(f"| {role:10s} {span.name:10s} {span.begin:9.3f} to {span.end:9.3f} s")
     roles = timelines.timeline(run, steps[1], steps[-1])
-    roles["all"] = sorted((span for found in roles.values() for span in found), key=lambda span: span.begin)
+    worked = (span for role, found in roles.items() if role != "gpu" for span in found)
+    roles["all"] = sorted(worked, key=lambda span: span.begin)
     shares = timelines.shares(roles)
     yield {"all_waits": shares.pop("all")[timelines.WAITS]}
     yield {f"{role}_{name}": share for role, row in shares.items() for name, share in row.items()}
-
-
-@contextmanager
-def gpu_use(place: Place) -> Iterator[list[tuple[float, float]]]:
-    """What nvidia-smi reports every `SMI_SECONDS`: time (monotonic), and the share of them with a kernel on the GPU."""
-    used = list[tuple[float, float]]()
-    if not (place.gpu and which("nvidia-smi")):
-        yield used
-        return
-    words = ["-i", str(torch.cuda.current_device()), "-lms", str(int(1e3 * SMI_SECONDS))]
-    words += ["--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-    with subprocess.Popen(["nvidia-smi", *words], stdout=subprocess.PIPE, text=True) as smi:
-        lines: Any = smi.stdout
-        reader = Thread(target=lambda: used.extend((time.monotonic(), float(line) / 100) for line in lines))
-        reader.start()
-        try:
-            yield used
-        finally:
-            smi.kill()
-            reader.join()
 
 
 def learn(place: Place) -> Metrics:

@@ -35,7 +35,7 @@ LEAST = {"ratio_1pct": 100, "ratio_01pct": 600}
 GPU = {
     "correct": "gradient_error logprob_error",
     "train_0.5b": "train_tokens_per_second_0.5b",
-    "decode_0.5b": "engine_tokens_per_second_4 engine_over_bandwidth engine_over_generate",
+    "decode_0.5b": "engine_tokens_per_second_4 engine_over_generate",
     "update": "update_seconds publish_limit held_up_ms pause_p50_ms pause_p99_ms",
     "timeline": "learner_train learner_waits actor-0_generate all_waits",
     "learn": "learn_seconds mismatch_kl",
