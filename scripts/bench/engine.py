@@ -3,8 +3,8 @@
     python -m scripts.bench.engine [--json FILE] [--repeats N]
 
 64 sequences at once, one thread, a small Qwen2, temperature 1. "longtail": 256 requests of log-normal lengths;
-`generate` takes them 64 at a time, and each batch waits for its longest. Metrics: `engine_over_generate`, with
-`_greedy` and `_longtail`; `invariant_over_engine` (`batch_invariant`); `*_tokens_per_second`.
+`generate` takes them 64 at a time, and each batch waits for its longest. Metrics, the latter with `_longtail`:
+`engine_over_generate`; `invariant_over_engine` (`batch_invariant`); `*_tokens_per_second`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 SLOTS, VOCAB, PROMPT, EQUAL, REQUESTS, MEDIAN, LONGEST = 64, 1000, 32, 128, 256, 48, 512
 
 
-def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, greedy: bool, **mode: Any) -> None:
+def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, **mode: Any) -> None:
     """prompts [n, P]; each batch of SLOTS decodes as many tokens as its longest response. `mode`: of `generate`."""
     import torch
 
-    mode |= {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0}
+    mode |= {"do_sample": True, "temperature": 1.0, "top_k": 0}
     for start in range(0, len(prompts), SLOTS):
         ids = torch.from_numpy(prompts[start : start + SLOTS].astype(np.int64)).to(reference.device)
         longest = int(lengths[start : start + SLOTS].max())
@@ -38,9 +38,9 @@ def run_generate(reference: Any, prompts: np.ndarray, lengths: np.ndarray, greed
         reference.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **count, **mode)
 
 
-def run_engine(engine: TorchEngine, prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> None:
+def run_engine(engine: TorchEngine, prompts: np.ndarray, lengths: np.ndarray) -> None:
     async def sample_all() -> None:
-        limits = [Limits(int(n), temperature=0.0 if greedy else 1.0, key=i) for i, n in enumerate(lengths)]
+        limits = [Limits(int(n), key=i) for i, n in enumerate(lengths)]
         await asyncio.gather(*map(engine.generate, prompts, limits))
 
     asyncio.get_event_loop().run_until_complete(sample_all())
@@ -52,13 +52,12 @@ def compare(suffix: str, lengths: np.ndarray, repeats: int, rng: np.random.Gener
 
     shape: dict[str, Any] = dict(hidden_size=128, num_hidden_layers=4, num_attention_heads=4, intermediate_size=512)
     reference, *own = (qwen2(0, VOCAB, **shape).eval() for _ in range(3))  # an engine takes over its model
-    greedy = suffix == "_greedy"
     prompts = rng.integers(0, VOCAB, (len(lengths), PROMPT))
     engine, invariant = (TorchEngine(own[each], slots=SLOTS, batch_invariant=bool(each)) for each in (0, 1))
     calls: dict[str, Callable[[], Any]] = {
-        "generate": lambda: run_generate(reference, prompts, lengths, greedy),
-        "engine": lambda: run_engine(engine, prompts, lengths, greedy),
-        "invariant": lambda: run_engine(invariant, prompts, lengths, greedy),
+        "generate": lambda: run_generate(reference, prompts, lengths),
+        "engine": lambda: run_engine(engine, prompts, lengths),
+        "invariant": lambda: run_engine(invariant, prompts, lengths),
     }
     warmup = 0 if suffix == "_longtail" else 1  # the process is warm by then, and a round takes long
     seconds = best_seconds(calls, repeats, perf_counter, warmup)
@@ -82,8 +81,7 @@ def main() -> None:
     equal = np.full(SLOTS, 4 if args.quick else EQUAL)
     tail = np.clip(np.rint(np.exp(rng.normal(np.log(MEDIAN), 1.0, REQUESTS))), 1, LONGEST).astype(int)
     tail = np.minimum(tail[:SLOTS], 8) if args.quick else tail
-    metrics = compare("", equal, args.repeats, rng) | compare("_greedy", equal, args.repeats, rng)
-    tell(metrics | compare("_longtail", tail, max(1, args.repeats // 2), rng), args.json)
+    tell(compare("", equal, args.repeats, rng) | compare("_longtail", tail, max(1, args.repeats // 2), rng), args.json)
 
 
 if __name__ == "__main__":
