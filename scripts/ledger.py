@@ -152,7 +152,7 @@ class Audit:
         self.prompts, self.bound, self.store = prompts, bound, Store(bound)
         self.findings: dict[str, list[str]] = {rule: [] for rule in RULES}
         self.gone: dict[int, str] = {}  # groups that have left, and how
-        self.trained = self.served_again = 0
+        self.trained = 0
         self.digests: dict[int, str] = {}
 
     def read(self, records: Iterable[Record]) -> Audit:
@@ -223,7 +223,6 @@ class Audit:
         planned = self.store.planned.get(batch) or served
         if planned and planned != ids:
             self.find("batches", f"batch {batch} was served again with other groups")
-        self.served_again += bool(planned)
         for group_id in ids:
             entry = self.store.entries.get(group_id)
             if entry is None or entry.head is None:

@@ -1,4 +1,4 @@
-"""Who worked and who waited: `areal-like timeline RUN [--plot FILE] [--begin S] [--end S]`.
+"""Who worked and who waited: `areal-like timeline RUN [--plot FILE]`.
 
 Prints each process's share of time for each activity, and for waiting. `--plot` draws it. Works during a run, too.
 It does not align the clocks of several hosts.
@@ -112,11 +112,9 @@ def main() -> None:
     parser = command("timeline", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="file for a picture (png, pdf, svg)")
-    for side, default in (("begin", 0.0), ("end", math.inf)):
-        parser.add_argument(f"--{side}", type=float, default=default, metavar="S", help="seconds after the first span")
     args = parser.parse_args()
     with refusing():
-        found = timeline(args.run, args.begin, args.end)
+        found = timeline(args.run)
     output.console().print(table(found))
     if args.plot:
         draw({args.run.name: found}, args.plot, "Who worked and who waited")

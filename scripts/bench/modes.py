@@ -72,10 +72,8 @@ def measure(scenario: str, mode: str, run: Path, metrics: dict[str, float]) -> f
     warmup = 0 if scenario == "rounds" else WARMUP_STEPS
     samples = sum(sum(row["staleness/histogram"].values()) for row in rows[warmup:])
     rate = samples / (rows[-1]["seconds"] - (rows[warmup - 1]["seconds"] if warmup else 0.0))
-    real, made = (
-        figures_of(run),
-        [Simulation(config, of_timed(config), each).run().figures for each in range(HISTORIES)],
-    )
+    real = figures_of(run)
+    made = [Simulation(config, of_timed(config), each).run().figures for each in range(HISTORIES)]
     shown = []
     for figure, metric in ERRORS.items():
         error = difference(figure, mean(each[figure] for each in made), real[figure])
@@ -88,9 +86,7 @@ def measure(scenario: str, mode: str, run: Path, metrics: dict[str, float]) -> f
 def main() -> None:
     parser = bench_parser("modes", __doc__)
     parser.add_argument("--scenario", choices=[*SCENARIOS], action="append", help="only this one (may be repeated)")
-    parser.add_argument(
-        "--modes", nargs="+", choices=ALL_MODES, default=ALL_MODES, metavar="MODE", help="sync and these"
-    )
+    parser.add_argument("--modes", nargs="+", choices=ALL_MODES, default=ALL_MODES, help="sync and these")
     parser.add_argument("--plot", type=picture, help="write timelines of three of the first scenario's modes here")
     args = parser.parse_args()
     metrics, scenarios = dict[str, float](), args.scenario or [*SCENARIOS]

@@ -18,9 +18,9 @@ WIDTH = 120
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def console(width: int = WIDTH) -> Console:
-    """Prints text unchanged to standard output: as wide as the terminal, or `width` columns if there is none."""
-    wide = None if sys.stdout.isatty() else width
+def console() -> Console:
+    """Prints text unchanged to standard output: as wide as the terminal, or `WIDTH` columns if there is none."""
+    wide = None if sys.stdout.isatty() else WIDTH
     return Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=wide)
 
 

@@ -94,7 +94,7 @@ class WeightsCost(Part):
     link: Positive | None = None
 
     def seconds(self, place: int, actors: int, fanout: int, ranks: int) -> float:
-        """Of the update of the actor at this place of the tree (`buffer.relays`)."""
+        """Of the update of the actor at this place of the tree (`buffer.fleet`)."""
         levels = 0
         while fanout and (place := place // fanout - 1) >= 0:
             levels += 1

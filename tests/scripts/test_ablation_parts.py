@@ -150,7 +150,6 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, submitted: list[list[str]], ar
         ({"grid": {"mode": {"a": {"scheduler.max_staleness": "x"}}}}, "tune"),
         ({"seeds": [1, 1]}, "seeds"),
         ({"measure": {"reward": {"sumary": "x"}}}, "measure.reward"),
-        ({"measure": {"reward": {"summary": "rewrad"}}}, "measure.reward.summary"),
         ({"curve": {"x": "hours"}}, "curve"),
         ({"set": {"run.stepz": 3}}, "run.stepz"),
         ({"grid": {"loss": "ppo"}}, "grid.loss"),
@@ -241,7 +240,7 @@ def test_the_best_candidate_is_picked_for_each_loss(tmp_path: Path) -> None:
 
 
 def test_results_have_every_run_what_was_picked_and_what_is_missing(tmp_path: Path) -> None:
-    found = load(tmp_path, measure={"reward": {"summary": "reward_after"}, "misspelt": {"metric": "rewrad"}})
+    found = load(tmp_path, measure={"reward": {"summary": "reward_after"}, "misspelt": {"summary": "rewrad"}})
     picked = {("ppo",): {"learner.lr": "0.01"}, ("dg",): {"learner.lr": "0.001"}}
     folder = Folder(tmp_path / "out")
     runs = found.main_runs(picked)
@@ -257,7 +256,7 @@ def test_results_have_every_run_what_was_picked_and_what_is_missing(tmp_path: Pa
         ("ppo", "sync", "0.01", "1", "4.0"),
     ]
     assert rows[-1]["reward"] == "" and len(rows) == 8
-    assert "7 of 8 runs are finished" in text and "a number for 'misspelt' (metric: rewrad)" in text
+    assert "7 of 8 runs are finished" in text and "a number for 'misspelt' (summary: rewrad)" in text
     table = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| dg ")]
     assert table[0][1:5] == ["dg", "sync", "0.001", "4.00 [2.00, 6.00]"] and table[1][4] == "3.00 (1 of 2)"
     assert (folder.path / "curves.png").read_bytes()[:4] == b"\x89PNG"
