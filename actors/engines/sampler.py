@@ -50,7 +50,7 @@ def sample_static(
         return known.masked_fill(tokens >= vocab, 0.0)
 
     tokens, total = _drawn_by_blocks(sums * (most - largest).exp(), draws[:, None], weights_at, vocab)
-    likeliest = block * WIDTH + weights_at(_tokens_of(block)).argmax(dim=-1, keepdim=True)
+    likeliest = block * WIDTH + logits.gather(-1, _tokens_of(block).clamp(max=vocab - 1)).argmax(dim=-1, keepdim=True)
     tokens = torch.where(greedy[:, None], likeliest.clamp_(max=vocab - 1), tokens)
     return tokens.flatten(), (weights_at(tokens) / total).log().float().flatten()
 
