@@ -25,9 +25,9 @@ _HEAD = struct.Struct("<8I")
 _PARAMETERS = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=6)
 """Level 1, set to look for next to no repetitions: there are none, and matches by chance make codes longer."""
 _WORTH_IT = 64
+"""Bytes below which a plane is not compressed."""
 _SAMPLE, _LEAST_GAIN = 4096, 0.1
 """Bytes from all over a plane show whether compressing it saves this share: both sides spend 2 ns per byte on it."""
-"""Bytes below which a plane is not compressed."""
 _WINDOW = 1 << 24
 
 Part = tuple[Segment, int, tuple[np.ndarray, ...]]
