@@ -201,7 +201,8 @@ def _first_before(batch: int, paths: Sequence[Path]) -> int:
     for place in range(first, -1, -1):
         if place < len(paths) - 1 and number_of(paths[place + 1]) > number_of(paths[place]) + 1:
             break  # it is there for payloads alone
-        found = [each.event for each in _records(paths[place], place == len(paths) - 1, repair=False, check=False)]
+        records = _records(paths[place], place == len(paths) - 1, repair=False, check=False)
+        found = [each.event for each in records if isinstance(each.event, Begin | Finish)]
         trained = [event.batch for event in found if isinstance(event, Finish)]
         if trained and place < first:
             if max(trained) < min(begun):
