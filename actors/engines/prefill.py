@@ -19,7 +19,6 @@ PREFILL_OPERATIONS = 5e11
 """And most operations on a CPU: seconds of one core. Between two forwards messages are handled, heartbeats sent."""
 LEAST_PREFILL_TOKENS = 256
 
-
 Plan = tuple[list[tuple[int, int, int]], list[PositionSpan], list[PositionSpan]]
 """In this order: copies (source slot, target slot, positions from 0 on), spans that start at 0, and spans of what comes
 behind a shared prompt, both the shortest first."""

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 log = logging.getLogger(__name__)
 KERNEL = torch.ops.aten._flash_attention_forward.default
-"""What `torch.nn.attention.varlen` calls; before torch 2.12 that could not say how far slots are filled."""
+"""What `torch.nn.attention.varlen` calls. An older torch can not say how far slots are filled; 2.11 can."""
 AVAILABLE = any(argument.name == "seqused_k" for argument in KERNEL._schema.arguments)
 TOLERANCE = 2e-2
 """Half precision has three digits."""
